@@ -1,0 +1,1 @@
+"""The library that the stages share; it knows no stage."""

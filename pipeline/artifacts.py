@@ -1,0 +1,184 @@
+"""Versioned artifacts on disk: find, resolve, resume and commit them.
+
+    artifacts/<kind>/<name>/v0/manifest.json ...      committed, never changed again
+    artifacts/<kind>/<name>/.partial-<fingerprint>/   being made; a rerun with the same inputs goes on in it
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib.metadata
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_specs.manifest import (
+    MANIFEST,
+    Manifest,
+    ManifestError,
+    folder_records,
+    read_manifest,
+    verify_files,
+    write_manifest,
+)
+
+PACKAGES = ("torch", "transformers", "deepspeed", "datasets", "zarr", "pyarrow", "numpy")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class ArtifactError(ValueError):
+    """A reference that names no artifact, or one of another kind."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A committed artifact: its folder and its manifest."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def reference(self) -> str:
+        """``name:version``, as a user may type it."""
+        return f"{self.manifest.name}:{self.manifest.version}"
+
+    def verify(self) -> None:
+        """Check every file against the manifest; raises ``ManifestError`` naming the first damaged one."""
+        verify_files(self.path, self.manifest.files)
+
+
+@dataclass(frozen=True)
+class Work:
+    """An artifact in the making: where to write, and what its manifest will say."""
+
+    kind: str
+    name: str
+    schema_version: int
+    fingerprint: str
+    parents: dict[str, str]
+    config: dict[str, Any]
+    path: Path
+
+
+class Store:
+    """All artifacts below one root folder."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def list(self, kind: str | None = None) -> list[Artifact]:
+        """Committed artifacts (of ``kind``), by kind, name and version number."""
+        found = [
+            Artifact(manifest.parent, read_manifest(manifest.parent))
+            for manifest in self.root.glob(f"{kind or '*'}/*/v*/{MANIFEST}")
+        ]
+        return sorted(found, key=lambda a: (a.manifest.kind, a.manifest.name, _number(a.path)))
+
+    def find(self, kind: str, fingerprint: str) -> Artifact | None:
+        """The committed artifact of ``kind`` that these inputs made, or None."""
+        matches = [a for a in self.list(kind) if a.manifest.fingerprint == fingerprint]
+        return matches[-1] if matches else None
+
+    def resolve(self, kind: str, reference: str) -> Artifact:
+        """The artifact that ``reference`` names: ``name``, ``name:latest``, ``name:v3`` or a folder.
+
+        Raises ``ArtifactError`` with what there is when nothing matches.
+        """
+        folder = Path(reference)
+        if (folder / MANIFEST).is_file():
+            return _of_kind(Artifact(folder, read_manifest(folder)), kind)
+        name, _, version = reference.partition(":")
+        candidates = [a for a in self.list(kind) if a.manifest.name == name]
+        if version not in ("", "latest"):
+            candidates = [a for a in candidates if a.manifest.version == version]
+        if not candidates:
+            there = ", ".join(a.reference for a in self.list(kind)) or "none"
+            raise ArtifactError(
+                f"{kind}={reference}: no such {kind} under {self.root}, nor a folder with {MANIFEST}; there is: {there}"
+            )
+        return candidates[-1]
+
+    def begin(
+        self,
+        kind: str,
+        name: str,
+        schema_version: int,
+        fingerprint: str,
+        parents: dict[str, str],
+        config: dict[str, Any],
+    ) -> Work:
+        """The working folder for these inputs: the one an interrupted run left behind, or a new one."""
+        if not NAME.fullmatch(name):
+            raise ArtifactError(f"artifact name {name!r}: expected letters, digits, dot, dash or underscore")
+        path = self.root / kind / name / f".partial-{fingerprint[:16]}"
+        path.mkdir(parents=True, exist_ok=True)
+        return Work(kind, name, schema_version, fingerprint, parents, config, path)
+
+    def commit(
+        self, work: Work, counts: dict[str, Any], files: tuple[str, ...] = ("**/*",)
+    ) -> Artifact:
+        """Write the manifest (records of the files that match ``files``) and rename the folder to the next version."""
+        parent = work.path.parent
+        while True:
+            version = f"v{max((_number(path) for path in parent.glob('v*')), default=-1) + 1}"
+            manifest = Manifest(
+                kind=work.kind,
+                name=work.name,
+                version=version,
+                schema_version=work.schema_version,
+                fingerprint=work.fingerprint,
+                parents=work.parents,
+                config=work.config,
+                counts=counts,
+                packages=package_versions(),
+                revision=git_revision(),
+                created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                files=folder_records(work.path, files),
+            )
+            write_manifest(work.path, manifest)
+            try:
+                work.path.rename(parent / version)
+            except OSError:
+                if not (parent / version).exists():
+                    raise
+                continue  # another process took this version number in the meantime
+            return Artifact(parent / version, manifest)
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages whose behaviour the figures depend on."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "absent"
+    return found
+
+
+@functools.cache
+def git_revision() -> str | None:
+    """Commit of the checkout that runs, or None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _number(path: Path) -> int:
+    digits = path.name.removeprefix("v")
+    return int(digits) if digits.isdigit() else -1
+
+
+def _of_kind(artifact: Artifact, kind: str) -> Artifact:
+    if artifact.manifest.kind != kind:
+        raise ArtifactError(f"{artifact.path}: expected an artifact of kind {kind}, got {artifact.manifest.kind}")
+    return artifact
+
+
+__all__ = ["Artifact", "ArtifactError", "Work", "ManifestError", "Store"]

@@ -1,0 +1,247 @@
+"""The typed schema of every config group; an unknown key or a contradiction is an error that names the key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+
+class ConfigError(ValueError):
+    """A value, or a pair of values, that cannot be run; the message names the keys."""
+
+
+@dataclass
+class StageConfig:
+    """Which stages run, in order."""
+
+    name: str = MISSING
+    steps: list[str] = field(default_factory=list)
+
+
+@dataclass
+class TargetConfig:
+    """The frozen model that is to be served faster."""
+
+    name: str = MISSING  # short name, part of artifact names
+    path: str = MISSING  # Hub id or local folder
+    revision: str | None = None
+    dtype: str = "bfloat16"  # float32 | bfloat16: what the target computes in
+    taps: list[int] | None = None  # decoder layers whose output is tapped (-1: embedding); None: spread evenly
+    num_taps: int = 5
+    mask_token_id: int | None = None  # None: chosen by pipeline/drafts/mask_token.py
+    thinking: bool | None = None  # enable_thinking of the chat template; None: the template's default
+    device: str = "auto"  # auto | cpu | cuda
+    attention: str = "sdpa"
+    trust_remote_code: bool = False
+    package: str | None = None  # installed package that carries the weights as GGUF ...
+    gguf: str | None = None  # ... and the file's name in it; converted once into the user's cache
+
+
+@dataclass
+class SourceConfig:
+    """One source of prompts: a JSONL or Parquet file (or a folder of them), or a Hub data set."""
+
+    path: str = MISSING
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    limit: int | None = None
+
+
+@dataclass
+class DataConfig:
+    """Prompts, and how they are split by a stable hash of the prompt."""
+
+    name: str = MISSING
+    sources: list[SourceConfig] = field(default_factory=list)
+    heldout: float = 0.02  # share of prompts kept for held-out loss and calibration
+    benchmark: float = 0.0  # share of prompts never cached, kept for evaluation
+    max_prompts: int | None = None
+
+
+@dataclass
+class OpenAIConfig:
+    """An OpenAI-compatible server (or several) that answers as the target."""
+
+    base_urls: list[str] = field(default_factory=list)
+    model: str | None = None  # None: the first that the server lists
+    concurrency: int = 64
+    retries: int = 6
+    backoff: float = 1.0  # seconds before the first retry; doubles
+    timeout: float = 600.0
+    api_key_env: str | None = None  # name of the environment variable that holds the key
+
+
+@dataclass
+class AnswersConfig:
+    """How the target answers the prompts. None in a sampling field: as the target's generation config."""
+
+    engine: str = MISSING  # hf | openai | given
+    max_new_tokens: int = 512
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    batch_size: int = 32  # hf: prompts answered together
+    chunk_prompts: int = 128  # unit of resume and of work sharing between ranks
+    openai: OpenAIConfig = field(default_factory=OpenAIConfig)
+
+
+@dataclass
+class CaptureConfig:
+    """The target cache: what is stored, and how it is cut."""
+
+    max_length: int = 4096  # tokens of a sample; longer ones are truncated, unsupervised ones left out
+    batch_tokens: int = 8192  # padded tokens of one forward pass
+    segment_tokens: int = 65536  # unit of resume and of work sharing between ranks
+    chunk_tokens: int = 512
+    shard_tokens: int = 4096
+    codec: str = "none"  # none | zstd | blosc
+    logits: str = "none"  # none | topk | full
+    top_k: int = 64
+
+
+@dataclass
+class LossConfig:
+    """Loss weights (paper, eq. 9: 0.1 / 0.9 / 1.0) and their schedule over the run."""
+
+    ce: float = 0.1
+    l1: float = 0.9
+    confidence: float = 1.0
+    decay: float | None = None  # position weight exp(-(k-1)/decay); None: the block size
+    ce_start: float | None = None  # weights at the first step, moved linearly to the above ...
+    l1_start: float | None = None
+    ramp: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ... between these shares of the run
+    chunk_slots: int = 128  # rows of [slots, V] that exist at a time
+
+
+@dataclass
+class InitConfig:
+    """What a new draft takes from the target beside the frozen embedding and head."""
+
+    final_norm: bool = False  # copy the target's final norm
+    layers: bool = False  # start the draft layers from the target's last ones
+
+
+@dataclass
+class DrafterConfig:
+    """The drafting algorithm and its size."""
+
+    name: str = MISSING
+    algorithm: str = MISSING  # a key of pipeline/drafts/registry.py
+    block_size: int = 7
+    depth: int = 5
+    markov_rank: int = 256
+    markov_head: str = "vanilla"  # vanilla (gated and rnn come with the next drafters)
+    confidence_head: bool = True
+    loss: LossConfig = field(default_factory=LossConfig)
+    init: InitConfig = field(default_factory=InitConfig)
+
+
+@dataclass
+class TrainConfig:
+    """The optimisation of the draft."""
+
+    steps: int | None = None  # exactly one of steps and epochs
+    epochs: float | None = None
+    global_batch: int = 512  # sequences a step over all ranks
+    micro_batch: int = 8  # sequences a forward pass on one rank
+    anchors: int = 512  # blocks a sequence
+    lr: float = 6e-4
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: float = 0.0
+    warmup: float = 0.04  # share of the steps
+    min_lr: float = 0.0  # share of lr at the end of the cosine
+    clip: float = 1.0
+    dtype: str = "bf16"  # bf16 | fp32
+    attention: str = "auto"  # auto | dense | grouped | flex
+    checkpoint_every: int = 500
+    evaluate_every: int = 500
+    keep_checkpoints: int = 2
+    heldout_samples: int = 256
+    workers: int = 2  # background readers a rank
+    verify: str = "full"  # full | size: how the cache is checked before the first step
+    compile: bool = False
+
+
+@dataclass
+class DeepSpeedConfig:
+    """Passed on to DeepSpeed; ``extra`` is merged into its JSON last."""
+
+    stage: int = 1
+    offload_optimizer: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class EvaluateConfig:
+    """Speculative decoding on benchmarks."""
+
+    benchmarks: list[str] = field(default_factory=list)  # files of data_specs/benchmarks, without .yaml
+    files: dict[str, str] = field(default_factory=dict)  # benchmark -> local file used instead of its Hub id
+    prompts: int | None = None  # at most so many prompts a benchmark
+    max_new_tokens: int = 2048
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    threshold: float = 0.0  # the block is cut before the first slot with confidence below it
+    baseline: bool = True  # decode the same prompts without the draft, in the same run
+    bootstrap: int = 1000
+    chunk_prompts: int = 4  # unit of resume and of work sharing between ranks
+
+
+@dataclass
+class TrackingConfig:
+    """Weights & Biases; the JSON lines of the run are the record whatever the mode."""
+
+    mode: str = MISSING  # offline | online | none
+    project: str = "draftline"
+    entity: str | None = None
+
+
+@dataclass
+class Config:
+    """Everything ``python -m pipeline`` takes."""
+
+    stage: StageConfig = field(default_factory=StageConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
+    capture: CaptureConfig = field(default_factory=CaptureConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    artifacts: str = "artifacts"  # root folder of all artifacts
+    cache: str | None = None  # artifact references: name, name:latest, name:v3 or a folder
+    draft: str | None = None
+    evaluation: str | None = None
+    ranks: int | None = None  # processes; None: the visible GPUs, else 1
+    plan: bool = False  # print samples, tokens, bytes and time, and do nothing else
+    seed: int = 0
+
+
+def register() -> None:
+    """Make the schema known to Hydra as ``schema``, which conf/config.yaml starts from."""
+    ConfigStore.instance().store(name="schema", node=Config)
+
+
+def resolve(cfg: DictConfig) -> Config:
+    """The validated config as dataclasses; raises ``ConfigError`` that names the key."""
+    config = OmegaConf.to_object(cfg)
+    assert isinstance(config, Config)
+    return config
+
+
+def section(config: Any) -> dict[str, Any]:
+    """One section as plain JSON values, for fingerprints and manifests."""
+    value = OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
+    assert isinstance(value, dict)
+    return {str(key): item for key, item in value.items()}

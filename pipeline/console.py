@@ -1,0 +1,94 @@
+"""What a person sees: progress with time left, tables, plans, and the last screen."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+QUIET_SECONDS = 10.0  # without a terminal (a log file, CI): one line this often
+
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+class Bar:
+    """Progress of one job: ``advance(n)`` and, with it, a note shown at the line's end."""
+
+    def __init__(self, title: str, total: float, progress: Progress | None) -> None:
+        self.title, self.total, self.progress = title, max(total, 1e-9), progress
+        self.done = 0.0
+        self.started = self.printed = time.monotonic()
+        self.task = progress.add_task(title, total=total, note="") if progress else None
+
+    def advance(self, amount: float = 1.0, note: str = "") -> None:
+        """Count ``amount`` more as done."""
+        self.done += amount
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, completed=self.done, note=note)
+        elif time.monotonic() - self.printed >= QUIET_SECONDS:
+            self.printed = time.monotonic()
+            left = (self.printed - self.started) / max(self.done, 1e-9) * (self.total - self.done)
+            console.print(f"{self.title}: {self.done:.0f}/{self.total:.0f}, {duration(left)} left  {note}".rstrip())
+
+
+@contextmanager
+def progress(title: str, total: float, enabled: bool = True) -> Iterator[Bar]:
+    """A progress bar (a line every ten seconds where there is no terminal; nothing if not ``enabled``)."""
+    if not enabled or not sys.stdout.isatty():
+        bar = Bar(title, total, None)
+        if not enabled:
+            bar.printed = float("inf")
+        yield bar
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as shown:
+        yield Bar(title, total, shown)
+
+
+def say(text: str) -> None:
+    """Print one line (rich markup is allowed)."""
+    console.print(text)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; numbers are to be formatted by the caller."""
+    shown = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        shown.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for row in rows:
+        shown.add_row(*(str(cell) for cell in row))
+    console.print(shown)
+
+
+def panel(title: str, lines: Sequence[str]) -> None:
+    """Print a framed block of lines: what was made, and the next command to type."""
+    console.print(Panel("\n".join(lines), title=title, title_align="left", expand=False))
+
+
+def duration(seconds: float) -> str:
+    """``seconds`` as 45 s, 3 min 20 s or 2 h 05 min."""
+    seconds = max(0, round(seconds))
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+
+
+def size(count: float) -> str:
+    """``count`` bytes as 812 B, 3.4 MB or 1.2 TB (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

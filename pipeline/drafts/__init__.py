@@ -1,0 +1,1 @@
+"""Draft models: the shared backbone and heads, and one file an algorithm."""

@@ -1,0 +1,176 @@
+"""Attention of blocks over the target's context: three backends with equal results.
+
+A slot of a block at anchor a sees context positions < a of its own sequence and every slot of its own block,
+nothing else (design.md, "Block"). Blocks are kept flat: N blocks of G slots, ordered by sequence, then anchor.
+
+``dense``    one SDPA call with a full mask; the plain statement of the rule.
+``grouped``  one SDPA call a group of neighbouring anchors, the context cut at the group's last anchor: several
+             times cheaper on a CPU, where flex_attention has no backward.
+``flex``     flex_attention with a block mask, for GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+GROUP_BLOCKS = 64
+BACKENDS = ("dense", "grouped", "flex")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Blocks first .. last-1 of one sequence, the context length they need, and their mask [n*G, context + n*G]."""
+
+    row: int
+    first: int
+    last: int
+    context: int
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Everything about a batch's attention that does not depend on the layer."""
+
+    backend: str
+    block_size: int
+    groups: tuple[Group, ...] = ()
+    grid: Tensor | None = None  # int64 [B, A]: flat index of each block, 0 at padding (dense, flex)
+    filled: Tensor | None = None  # bool [B, A]: False at padding
+    mask: Any = None  # bool [B, 1, A*G, S + A*G] (dense) or a BlockMask (flex)
+
+
+def default_backend(device: torch.device) -> str:
+    """``flex`` on a GPU, ``grouped`` elsewhere."""
+    return "flex" if device.type == "cuda" else "grouped"
+
+
+def plan_attention(rows: Tensor, anchors: Tensor, context_length: int, block_size: int, backend: str) -> AttentionPlan:
+    """Plan for N blocks: ``rows`` [N] ascending (sequence of each), ``anchors`` [N] ascending in each row."""
+    if backend not in BACKENDS:
+        raise ValueError(f"attention: expected one of {BACKENDS}, got {backend!r}")
+    if backend == "grouped":
+        return AttentionPlan(backend, block_size, _groups(rows, anchors, block_size))
+    grid, filled = _grid(rows)
+    padded = torch.where(filled, anchors[grid], 0)  # [B, A]
+    mask = (_flex_mask if backend == "flex" else _dense_mask)(padded, filled, context_length, block_size)
+    return AttentionPlan(backend, block_size, (), grid, filled, mask)
+
+
+def attend(
+    plan: AttentionPlan, q: Tensor, k_ctx: Tensor, v_ctx: Tensor, k: Tensor, v: Tensor, scale: float
+) -> Tensor:
+    """Attention output [N, G, heads, d].
+
+    q [N, G, heads, d]; k, v [N, G, kv, d] of the blocks; k_ctx, v_ctx [B, S, kv, d] of the context.
+    """
+    if plan.backend == "grouped":
+        return _attend_grouped(plan, q, k_ctx, v_ctx, k, v, scale)
+    return _attend_padded(plan, q, k_ctx, v_ctx, k, v, scale)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """SDPA on [B, length, heads, d] tensors with fewer key-value heads than heads allowed; same layout out."""
+    repeats = q.shape[2] // k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if repeats > 1:
+        k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
+
+
+def _groups(rows: Tensor, anchors: Tensor, block_size: int) -> tuple[Group, ...]:
+    rows_list, anchors_list = rows.tolist(), anchors.tolist()
+    groups, first = [], 0
+    while first < len(rows_list):
+        last = first + 1
+        while last < len(rows_list) and rows_list[last] == rows_list[first] and last - first < GROUP_BLOCKS:
+            last += 1
+        context = anchors_list[last - 1]
+        mask = _group_mask(anchors[first:last], context, block_size)
+        groups.append(Group(rows_list[first], first, last, context, mask))
+        first = last
+    return tuple(groups)
+
+
+def _group_mask(anchors: Tensor, context: int, block_size: int) -> Tensor:
+    """bool [n*G, context + n*G]: context before the own anchor, then the own block."""
+    seen = torch.arange(context, device=anchors.device) < anchors[:, None]  # [n, context]
+    own = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)  # [n, n]
+    mask = torch.cat([seen, own.repeat_interleave(block_size, 1)], dim=1)
+    return mask.repeat_interleave(block_size, 0)
+
+
+def _attend_grouped(
+    plan: AttentionPlan, q: Tensor, k_ctx: Tensor, v_ctx: Tensor, k: Tensor, v: Tensor, scale: float
+) -> Tensor:
+    outputs = []
+    for group in plan.groups:
+        part = slice(group.first, group.last)
+        keys = torch.cat([k_ctx[group.row, : group.context], k[part].flatten(0, 1)])
+        values = torch.cat([v_ctx[group.row, : group.context], v[part].flatten(0, 1)])
+        out = sdpa(q[part].flatten(0, 1)[None], keys[None], values[None], group.mask, scale)
+        outputs.append(out[0].unflatten(0, (-1, plan.block_size)))
+    return torch.cat(outputs) if outputs else torch.zeros_like(q)
+
+
+def _grid(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Flat block index and filled flag on a [B, A] grid (one row a sequence that has blocks or lies before one)."""
+    count = torch.bincount(rows)
+    offset = count.cumsum(0) - count
+    column = torch.arange(int(count.max()), device=rows.device)
+    filled = column < count[:, None]
+    return torch.where(filled, offset[:, None] + column, 0), filled
+
+
+def _dense_mask(anchors: Tensor, filled: Tensor, context_length: int, block_size: int) -> Tensor:
+    """bool [B, 1, A*G, S + A*G]. Padding blocks see themselves, so that no row is fully masked (no NaN)."""
+    seen = (torch.arange(context_length, device=anchors.device) < anchors[..., None]) & filled[..., None]
+    own = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device).expand(len(anchors), -1, -1)
+    mask = torch.cat([seen, own.repeat_interleave(block_size, 2)], dim=2)
+    return mask.repeat_interleave(block_size, 1)[:, None]
+
+
+def _flex_mask(anchors: Tensor, filled: Tensor, context_length: int, block_size: int) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def rule(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        block = query // block_size
+        seen = (key < anchors[row, block]) & filled[row, block] & (key < context_length)
+        own = (key >= context_length) & ((key - context_length) // block_size == block)
+        return seen | own
+
+    slots = anchors.shape[1] * block_size
+    return create_block_mask(rule, len(anchors), None, slots, context_length + slots, device=str(anchors.device))
+
+
+def _attend_padded(
+    plan: AttentionPlan, q: Tensor, k_ctx: Tensor, v_ctx: Tensor, k: Tensor, v: Tensor, scale: float
+) -> Tensor:
+    assert plan.grid is not None and plan.filled is not None
+    batch = len(plan.grid)
+    queries, keys, values = (x[plan.grid].flatten(1, 2) for x in (q, k, v))  # [B, A*G, heads, d]
+    keys, values = torch.cat([k_ctx[:batch], keys], 1), torch.cat([v_ctx[:batch], values], 1)
+    if plan.backend == "dense":
+        out = sdpa(queries, keys, values, plan.mask, scale)
+    else:
+        out = _flex(queries, keys, values, plan.mask, scale)
+    return out.unflatten(1, (-1, plan.block_size))[plan.filled]
+
+
+_compiled_flex: Any = None
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Tensor:
+    """flex_attention, compiled on a GPU (uncompiled it holds the whole score matrix)."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    global _compiled_flex
+    if _compiled_flex is None:
+        _compiled_flex = torch.compile(flex_attention) if q.is_cuda else flex_attention
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return _compiled_flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)

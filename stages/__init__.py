@@ -1,0 +1,1 @@
+"""Stages read artifacts and write artifacts; none imports another."""
