@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data_specs.errors import UserError
+
 MANIFEST = "manifest.json"
 KINDS = ("answers", "cache", "draft", "evaluation")
 
 
-class ManifestError(ValueError):
+class ManifestError(UserError):
     """A folder that is no artifact, or whose contents are not those that its manifest names."""
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_specs.errors import UserError
 from data_specs.manifest import (
     MANIFEST,
     Manifest,
@@ -29,7 +30,7 @@ PACKAGES = ("torch", "transformers", "deepspeed", "datasets", "zarr", "pyarrow",
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class ArtifactError(ValueError):
+class ArtifactError(UserError):
     """A reference that names no artifact, or one of another kind."""
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+from data_specs.errors import UserError
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A value, or a pair of values, that cannot be run; the message names the keys."""
 
 
@@ -127,6 +132,7 @@ class InitConfig:
 
     final_norm: bool = False  # copy the target's final norm
     layers: bool = False  # start the draft layers from the target's last ones
+    bigram: float | None = None  # start the Markov head from the bigrams of the cache, smoothed with so many draws
 
 
 @dataclass
@@ -190,6 +196,7 @@ class EvaluateConfig:
     temperature: float = 0.0
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     threshold: float = 0.0  # the block is cut before the first slot with confidence below it
     baseline: bool = True  # decode the same prompts without the draft, in the same run
     bootstrap: int = 1000
@@ -235,13 +242,100 @@ def register() -> None:
 
 def resolve(cfg: DictConfig) -> Config:
     """The validated config as dataclasses; raises ``ConfigError`` that names the key."""
-    config = OmegaConf.to_object(cfg)
+    try:
+        config = OmegaConf.to_object(cfg)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key}: a value is needed") from None
     assert isinstance(config, Config)
+    check(config)
     return config
 
 
 def section(config: Any) -> dict[str, Any]:
     """One section as plain JSON values, for fingerprints and manifests."""
-    value = OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
-    assert isinstance(value, dict)
-    return {str(key): item for key, item in value.items()}
+    return dataclasses.asdict(config)
+
+
+CHOICES = {
+    "target.dtype": ("float32", "bfloat16"),
+    "target.device": ("auto", "cpu", "cuda"),
+    "answers.engine": ("hf", "openai", "given"),
+    "capture.codec": ("none", "zstd", "blosc"),
+    "capture.logits": ("none", "topk", "full"),
+    "drafter.algorithm": ("dspark",),
+    "drafter.markov_head": ("vanilla",),
+    "train.dtype": ("bf16", "fp32"),
+    "train.attention": ("auto", "dense", "grouped", "flex"),
+    "train.verify": ("full", "size"),
+    "deepspeed.stage": (0, 1, 2, 3),
+    "tracking.mode": ("offline", "online", "none"),
+}
+AT_LEAST = {
+    "answers.max_new_tokens": 1, "answers.batch_size": 1, "answers.chunk_prompts": 1, "answers.openai.concurrency": 1,
+    "answers.openai.retries": 0, "capture.max_length": 2, "capture.batch_tokens": 1, "capture.segment_tokens": 1,
+    "capture.chunk_tokens": 1, "capture.top_k": 1, "drafter.block_size": 1, "drafter.depth": 1,
+    "drafter.markov_rank": 0, "drafter.loss.chunk_slots": 1, "train.global_batch": 1, "train.micro_batch": 1,
+    "train.anchors": 1, "train.checkpoint_every": 1, "train.evaluate_every": 1, "train.keep_checkpoints": 1,
+    "train.workers": 0, "evaluate.max_new_tokens": 1, "evaluate.temperature": 0, "evaluate.bootstrap": 1,
+    "evaluate.chunk_prompts": 1,
+}  # fmt: skip
+SHARES = (
+    "data.heldout", "data.benchmark", "answers.top_p", "answers.min_p", "train.warmup", "train.min_lr",
+    "evaluate.top_p", "evaluate.threshold",
+)  # fmt: skip
+
+
+def check(config: Config) -> None:
+    """Values out of range and contradictions between keys; raises ``ConfigError`` that names them."""
+    for key, choices in CHOICES.items():
+        value = _get(config, key)
+        if value not in choices:
+            raise ConfigError(f"{key}: expected one of {choices}, got {value!r}")
+    for key, least in AT_LEAST.items():
+        value = _get(config, key)
+        if value is not None and value < least:
+            raise ConfigError(f"{key}: expected at least {least}, got {value}")
+    for key in SHARES:
+        value = _get(config, key)
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{key}: expected a share between 0 and 1, got {value}")
+    for wrong, message in _contradictions(config):
+        if wrong:
+            raise ConfigError(message)
+
+
+def _contradictions(config: Config) -> list[tuple[bool, str]]:
+    train, data, answers, drafter = config.train, config.data, config.answers, config.drafter
+    penalties = [n for n in ("presence_penalty", "frequency_penalty") if getattr(answers, n) is not None]
+    return [
+        (
+            (train.steps is None) == (train.epochs is None),
+            f"train.steps and train.epochs: expected exactly one of them, got {train.steps} and {train.epochs}",
+        ),
+        (data.heldout + data.benchmark >= 1, "data.heldout and data.benchmark: nothing would be left to train on"),
+        (
+            answers.engine == "openai" and not answers.openai.base_urls,
+            "answers.openai.base_urls: expected at least one URL such as http://127.0.0.1:8000/v1, got none",
+        ),
+        (
+            answers.engine == "hf" and bool(penalties),
+            f"answers.{(penalties or ['presence_penalty'])[0]}: only answers=openai has it",
+        ),
+        (
+            config.evaluate.threshold > 0 and not drafter.confidence_head,
+            "evaluate.threshold: expected 0 with drafter.confidence_head=false (nothing to compare with)",
+        ),
+        (
+            not (config.target.path or config.target.package),
+            "target.path: expected a Hub id or a folder, got nothing",
+        ),
+        (
+            bool(config.target.package) != bool(config.target.gguf),
+            "target.package and target.gguf: expected both or neither",
+        ),
+        (config.ranks is not None and config.ranks < 1, f"ranks: expected at least 1, got {config.ranks}"),
+    ]
+
+
+def _get(config: Any, key: str) -> Any:
+    return functools.reduce(getattr, key.split("."), config)

@@ -10,12 +10,23 @@ from contextlib import contextmanager
 from rich import box
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 QUIET_SECONDS = 10.0  # without a terminal (a log file, CI): one line this often
+LOG_COLUMNS = 140
 
-console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+# Without a terminal (a log file, CI) rich takes 80 columns, which would fold tables and cut paths.
+console = Console(
+    highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else LOG_COLUMNS
+)
 
 
 class Bar:
@@ -35,7 +46,9 @@ class Bar:
         elif time.monotonic() - self.printed >= QUIET_SECONDS:
             self.printed = time.monotonic()
             left = (self.printed - self.started) / max(self.done, 1e-9) * (self.total - self.done)
-            console.print(f"{self.title}: {self.done:.0f}/{self.total:.0f}, {duration(left)} left  {note}".rstrip())
+            console.print(
+                f"{self.title}: {self.done:.0f}/{self.total:.0f}, {duration(left)} left  {note}".rstrip()
+            )
 
 
 @contextmanager
@@ -72,7 +85,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
 
 def panel(title: str, lines: Sequence[str]) -> None:
     """Print a framed block of lines: what was made, and the next command to type."""
-    console.print(Panel("\n".join(lines), title=title, title_align="left", expand=False))
+    # Fold what is too long for the screen instead of cutting it: a path is shown whole.
+    console.print(
+        Panel("\n".join(lines), title=title, title_align="left", expand=False),
+        soft_wrap=False,
+        overflow="fold",
+    )
 
 
 def duration(seconds: float) -> str:

@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from data_specs.errors import UserError
 
-class SamplerError(ValueError):
+
+class SamplerError(UserError):
     """A sampling parameter out of its range; the message names the field."""
 
 

@@ -1,9 +1,9 @@
 """Units of work shared by processes on one or many hosts through a shared folder.
 
-``<folder>/claims/<unit>@<n>`` says who works on a unit. A claim comes into being whole and once (a hard link),
-and whoever finds its owner dead takes over by making claim n + 1, which again succeeds for one process only.
-A claim is an economy, not a lock: the worker commits a unit by rename and its contents do not depend on who
-made them, so that two writers of one unit (a stalled process wakes up) still end with one whole unit.
+``<folder>/claims/<unit>@<n>`` says who works on a unit. A claim comes into being whole and once (a hard
+link), and whoever finds its owner dead takes over by making claim n + 1, which again succeeds for one process
+only. A claim is an economy, not a lock: the worker commits a unit by rename and its contents do not depend on
+who made them, so that two writers of one unit (a stalled process wakes up) still end with one whole unit.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Owner:
 class WorkShare:
     """Iterate over the units that fall to this process; ends when every unit is done, by whomever.
 
-    ``units`` are names without slashes, the same in every process; ``is_done`` says whether a unit is committed.
-    The body of the loop makes and commits the unit that it was given; its claim is released when the loop moves
-    on or breaks off. An owner on another host counts as dead when its heartbeat is older than ``stale_after``
-    seconds. Because the loop ends only when all is done, it is a barrier as well. Raises ``ValueError`` for a
-    name that cannot be a file's.
+    ``units`` are names without slashes, the same in every process; ``is_done`` says whether a unit is
+    committed. The body of the loop makes and commits the unit that it was given; its claim is released when
+    the loop moves on or breaks off. An owner on another host counts as dead when its heartbeat is older than
+    ``stale_after`` seconds. Because the loop ends only when all is done, it is a barrier as well. Raises
+    ``ValueError`` for a name that cannot be a file's.
     """
 
     def __init__(
@@ -94,40 +94,38 @@ class WorkShare:
         return len(self.units) - len(self.remaining)
 
     def __iter__(self) -> Iterator[str]:
+        if self.remaining:
+            self.claims.mkdir(parents=True, exist_ok=True)
         pause = POLL_SECONDS[0]
         while left := self.remaining:
             worked = False
             for unit in _rotated(left):
-                if self.is_done(unit):
-                    continue
                 try:
-                    claim = self._claim(unit)
-                except FileNotFoundError:  # the folder was committed (renamed) or the claims cleared: all is done
+                    claim = None if self.is_done(unit) else self._claim(unit)
+                except FileNotFoundError:  # the claims were cleared, or the folder renamed: all is done
                     return
-                if claim is not None:
-                    with self._held(claim, unit):
-                        if not self.is_done(unit):  # it may have been committed between the look and the claim
-                            worked = True
-                            yield unit
+                if claim is None:
+                    continue
+                with self._held(claim, unit):
+                    if not self.is_done(unit):  # it may have been committed between the look and the claim
+                        worked = True
+                        yield unit
+                self._check_done(unit)
             pause = POLL_SECONDS[0] if worked else min(2 * pause, POLL_SECONDS[1])
             if not worked:
                 time.sleep(pause)
 
     def _claim(self, unit: str) -> Path | None:
         """Make the next claim of ``unit`` unless a live process holds the present one."""
-        if not self.claims.exists():
-            self._make_folder()
         held = _claims_of(self.claims, unit)
         if held and not self._is_dead(held[-1]):
             return None
         claim = self.claims / f"{unit}@{_number(held[-1]) + 1 if held else 0}"
         return claim if _publish(claim, asdict(self.owner)) else None
 
-    def _make_folder(self) -> None:
-        if getattr(self, "_made", False):
-            raise FileNotFoundError(self.claims)
-        self._made = True
-        self.claims.mkdir(parents=True, exist_ok=True)
+    def _check_done(self, unit: str) -> None:
+        if not self.is_done(unit) and self.claims.is_dir():
+            raise RuntimeError(f"unit {unit}: the body of the loop went on without committing it")
 
     def _is_dead(self, claim: Path) -> bool:
         try:
@@ -146,7 +144,7 @@ class WorkShare:
 
     @contextmanager
     def _held(self, claim: Path, unit: str) -> Iterator[None]:
-        """Keep the claim's heartbeat while the unit is worked on; then remove it and the dead ones before it."""
+        """Keep the claim's heartbeat while the unit is worked on; then remove it and the dead ones before."""
         stop = threading.Event()
         beat = threading.Thread(target=_heartbeat, args=(claim, stop, self.stale_after / 8), daemon=True)
         beat.start()
@@ -178,6 +176,23 @@ def commit_once(
     return artifact
 
 
+def publish_folder(partial: Path, folder: Path) -> None:
+    """Make ``partial`` (synced to disk) appear as ``folder`` at once; one that is there already stays.
+
+    Whoever publishes a unit second has made the same contents, and they are dropped.
+    """
+    for path in [*partial.rglob("*"), partial]:
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(partial)
+
+
 def _host() -> str:
     """Host name and PID namespace: a process id means something only inside both."""
     namespace = Path("/proc/self/ns/pid")
@@ -186,7 +201,7 @@ def _host() -> str:
 
 def _rotated(units: list[str]) -> list[str]:
     """Each rank starts elsewhere, so that ranks seldom ask for the same unit."""
-    offset = int(os.environ.get("RANK", 0)) * len(units) // max(1, int(os.environ.get("WORLD_SIZE", 1)))
+    offset = int(os.environ.get("RANK", "0")) * len(units) // max(1, int(os.environ.get("WORLD_SIZE", "1")))
     offset %= len(units)
     return units[offset:] + units[:offset]
 

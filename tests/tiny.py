@@ -53,3 +53,42 @@ def save_target(folder: Path, seed: int = 0, scale: float = 6.0, **changes: obje
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+def draft(seed: int = 0, **changes: object):
+    """An untrained DSpark draft for the tiny target (fp32, depth 2, block of 7, rank 8), its weights clearly non-zero."""
+    from pipeline.drafts.registry import ARCHITECTURES
+
+    torch.manual_seed(seed)
+    values: dict[str, object] = {
+        "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "block_size": 7, "markov_rank": 8,
+        "markov_head_type": "vanilla", "enable_confidence_head": True, "confidence_head_with_markov": True,
+        "mask_token_id": 260, "target_layer_ids": [0, 2], "num_target_layers": LAYERS,
+        "architectures": ["Qwen3DSparkModel"],
+    }  # fmt: skip
+    made = ARCHITECTURES["Qwen3DSparkModel"](target_config(**(values | changes)))
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.3)
+            elif "norm" not in name:
+                weight.normal_(std=0.1)
+    return made
+
+
+def batch(lengths: list[int], seed: int = 0, taps: int = 2):
+    """Random samples whose tokens from position 3 on are answers, padded to the longest."""
+    from pipeline.drafts.base import Batch
+
+    g = torch.Generator().manual_seed(seed)
+    longest, count = max(lengths), len(lengths)
+    positions = torch.arange(longest)
+    inside = positions < torch.tensor(lengths)[:, None]
+    return Batch(
+        input_ids=torch.randint(0, 256, (count, longest), generator=g) * inside,
+        loss_mask=inside & (positions >= 3),
+        lengths=torch.tensor(lengths),
+        hidden=torch.randn(count, longest, taps * HIDDEN, generator=g) * inside[..., None],
+        last_hidden=torch.randn(count, longest, HIDDEN, generator=g) * inside[..., None],
+        samples=torch.arange(count),
+    )

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3Config
 
+from data_specs.errors import UserError
 from pipeline.drafts.base import FROZEN, Draft
 from pipeline.drafts.registry import ARCHITECTURES
 
@@ -34,7 +35,7 @@ DEFAULTS = {
 REQUIRED = ("architectures", "block_size", "mask_token_id", "target_layer_ids", "hidden_size", "vocab_size")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A folder that is no draft, or one that would not draft what it was trained to."""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from data_specs.errors import UserError
 
-class MaskTokenError(ValueError):
+
+class MaskTokenError(UserError):
     """No row of the embedding can serve as mask."""
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, Qwen3Config
 
+from pipeline.drafts import bigram
 from pipeline.drafts.base import Draft
 from pipeline.drafts.dspark import DSpark
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 ALGORITHMS: dict[str, type[Draft]] = {"dspark": DSpark}
 ARCHITECTURES: dict[str, type[Draft]] = {"Qwen3DSparkModel": DSpark}
+OTHER_TAPS = 0.1  # scale of the random part of fc where the draft starts from the target's layers
 # Fields of the target's text config that describe the draft too.
 SHARED = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
@@ -56,11 +58,12 @@ def build(
     taps: list[int],
     mask_token_id: int,
     layers: dict[int, dict[str, Tensor]] | None = None,
+    pairs: tuple[Tensor, Tensor] | None = None,
 ) -> Draft:
     """A new draft (fp32; embedding and head are the target's own tensors, frozen), seeded by torch's generator.
 
     ``layers``: raw weights of the target's last decoder layers, by layer number, where ``drafter.init.layers`` asks
-    for them.
+    for them. ``pairs``: previous and following answer tokens, int64 [n] each, where ``drafter.init.bigram`` is set.
     """
     config = draft_config(drafter, tensors.config, len(tensors.embedding), taps, mask_token_id)
     draft = ALGORITHMS[drafter.algorithm](config)
@@ -70,6 +73,9 @@ def build(
         own["norm.weight"] = tensors.final_norm.float()
     if drafter.init.layers and layers:
         own |= _from_target_layers(draft, layers)
+    if drafter.init.bigram is not None and pairs is not None and drafter.markov_rank:
+        w1, w2 = bigram.fit(*pairs, config.vocab_size, drafter.markov_rank, drafter.init.bigram)
+        own |= {"markov_head.markov_w1.weight": w1, "markov_head.markov_w2.weight": w2}
     draft.load_state_dict(own, strict=False, assign=True)
     draft.freeze()
     return draft
@@ -85,7 +91,12 @@ def _initialise(draft: Draft, std: float) -> None:
 
 
 def _from_target_layers(draft: Draft, layers: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of the target's last layers under the draft's names (what the draft has no place for is left out)."""
+    """Tensors of the target's last layers under the draft's names (what the draft has no place for is left out).
+
+    The context starts as what the first of these layers reads: fc passes the tap nearest below it (the other taps
+    start small), normed as that layer norms its input. Where that very output is tapped, keys and values of the
+    context are the target's own from the first step.
+    """
     shapes = {name: value.shape for name, value in draft.state_dict().items()}
     taken = {}
     for number, source in enumerate(sorted(layers)):
@@ -93,4 +104,11 @@ def _from_target_layers(draft: Draft, layers: dict[int, dict[str, Tensor]]) -> d
             place = f"layers.{number}.{name}"
             if shapes.get(place) == value.shape:
                 taken[place] = value.float()
+    fc = OTHER_TAPS * draft.get_parameter("fc.weight").detach()
+    width, taps = len(fc), draft.config.target_layer_ids
+    nearest = min(range(len(taps)), key=lambda i: abs(taps[i] - (min(layers) - 1)))
+    fc[:, nearest * width : (nearest + 1) * width] += torch.eye(width)
+    taken["fc.weight"] = fc
+    if "layers.0.input_layernorm.weight" in taken:
+        taken["hidden_norm.weight"] = taken["layers.0.input_layernorm.weight"].clone()
     return taken

@@ -25,7 +25,7 @@ class Rotary(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
         """Move, but never round: frequencies in bf16 would turn the positions of long contexts (pitfall 32)."""
-        return super()._apply(lambda x: fn(x).to(x.dtype), recurse)
+        return super()._apply(lambda x: x.to(fn(x).device), recurse)
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Tables in x's dtype, one row a position, with an axis for the heads: [.., 1, d]."""

@@ -1,0 +1,77 @@
+"""Time and peak memory of the chunked loss beside the plain one: ``python benchmarks/loss.py``.
+
+Default: vocabulary 152k, hidden size 2560, 3,584 slots (512 blocks of 7), Markov rank 256, bf16 products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from measure import measure  # noqa: E402
+
+from pipeline import console  # noqa: E402
+from pipeline.drafts.losses import distribution_loss  # noqa: E402
+
+
+def inputs(slots: int, rows: int, width: int, rank: int) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(0)
+
+    def random(*shape: int, std: float = 1.0) -> Tensor:
+        return (torch.randn(*shape, generator=g) * std).bfloat16()
+
+    return {
+        "hidden": random(slots, width).requires_grad_(),
+        "features": random(slots, rank).requires_grad_(),
+        "w2": random(rows, rank, std=0.02).requires_grad_(),
+        "head": random(rows, width, std=0.02),
+        "target_hidden": random(slots, width),
+        "labels": torch.randint(0, rows, (slots,), generator=g),
+        "weights": torch.rand(slots, generator=g),
+    }
+
+
+def chunked(*sizes: int) -> Callable[[], None]:
+    x = inputs(*sizes)
+    return lambda: distribution_loss(**x, ce=0.1, l1=0.9).total.backward()
+
+
+def plain(*sizes: int) -> Callable[[], None]:
+    x = inputs(*sizes)
+
+    def step() -> None:
+        logits = (x["hidden"] @ x["head"].T).float() + (x["features"] @ x["w2"].T).float()
+        target = (x["target_hidden"] @ x["head"].T).float().softmax(-1)
+        each = 0.1 * functional.cross_entropy(logits, x["labels"], reduction="none")
+        each = each + 0.9 * (logits.softmax(-1) - target).abs().sum(-1)
+        (each * x["weights"]).sum().backward()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--slots", type=int, default=3584)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--hidden", type=int, default=2560)
+    parser.add_argument("--rank", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=1)
+    a = parser.parse_args()
+    sizes = (a.slots, a.vocabulary, a.hidden, a.rank)
+    results = {f.__name__: measure(f, *sizes, repeats=a.repeats) for f in (chunked, plain)}
+    rows = [(name, f"{seconds:.2f}", console.size(peak)) for name, (seconds, peak) in results.items()]
+    console.table(f"loss, {sizes} slots x vocabulary x hidden x rank", ("loss", "s a step", "peak extra"), rows)
+    ratios = [results["chunked"][i] / results["plain"][i] for i in (0, 1)]
+    console.say(f"chunked / plain: time {ratios[0]:.2f}, memory {ratios[1]:.3f}")
+
+
+if __name__ == "__main__":
+    main()

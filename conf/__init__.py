@@ -1,0 +1,1 @@
+"""Hydra's config groups; the schema is pipeline/config.py."""

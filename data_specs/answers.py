@@ -1,0 +1,112 @@
+"""The answers artifact: one Parquet file a unit of work, one row an answered turn.
+
+``prompt_ids`` and ``answer_ids`` are what the target was fed and what it made, in the engine's own ids (the
+end-of-turn token included where the target emitted it): nothing is tokenized again. Prompts that got no
+answer have no row; how many, and why, is in the counts of the file's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_specs.errors import UserError
+
+SCHEMA_VERSION = 1
+COUNTS = b"draftline.counts"
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),  # sha256 (hex) of the prompt, see pipeline/rows.py
+        pa.field("split", pa.string(), nullable=False),  # train | heldout
+        pa.field("category", pa.string()),
+        pa.field("turn", pa.int32(), nullable=False),  # 0 for the first answer of a conversation
+        pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),  # up to and with the generation prompt
+        pa.field("answer_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),  # stop | length | given | what a server says
+        pa.field("messages", pa.string(), nullable=False),  # JSON: the history, then the answer as text
+        pa.field(
+            "thinking", pa.bool_()
+        ),  # enable_thinking of the chat template; null: the template's default
+        pa.field("sampling", pa.string(), nullable=False),  # JSON: the settings that were in effect
+    ]
+)
+
+
+class AnswersError(UserError):
+    """A Parquet file that is damaged or is no file of answers; the message names it."""
+
+
+@dataclass(frozen=True)
+class AnswerRow:
+    """One answered turn; the columns of ``SCHEMA``."""
+
+    key: str
+    split: str
+    category: str | None
+    turn: int
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    finish_reason: str
+    messages: str
+    thinking: bool | None
+    sampling: str
+
+
+def write_answers(path: Path, rows: Iterable[AnswerRow], counts: Mapping[str, int] | None = None) -> None:
+    """Write ``rows`` and ``counts`` to ``path``, whole or not at all (write, sync, rename)."""
+    metadata = {COUNTS: json.dumps(dict(sorted((counts or {}).items()))).encode()}
+    table = pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA.with_metadata(metadata))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as handle:
+        pq.write_table(table, handle, compression="zstd")
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+
+
+def answer_files(folder: Path) -> list[Path]:
+    """The Parquet files of an answers artifact, in the order of their units."""
+    return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
+
+
+def read_answers(folder: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """All rows of the artifact in ``folder``, by unit and row (only ``columns`` where given).
+
+    Raises ``AnswersError`` naming the file that is damaged or has other columns.
+    """
+    chosen = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
+    tables = [_read(path, chosen.names) for path in answer_files(folder)]
+    return pa.concat_tables(tables) if tables else chosen.empty_table()
+
+
+def read_counts(folder: Path) -> dict[str, int]:
+    """The sum over the artifact's files of the counts that ``write_answers`` was given."""
+    total: Counter[str] = Counter()
+    for path in answer_files(folder):
+        total.update(json.loads((_open(path).schema_arrow.metadata or {}).get(COUNTS, b"{}")))
+    return dict(sorted(total.items()))
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise AnswersError(f"{path}: expected a Parquet file of answers, got: {error}") from error
+    if not file.schema_arrow.equals(SCHEMA):
+        raise AnswersError(f"{path}: expected the columns {SCHEMA.names}, got {file.schema_arrow.names}")
+    return file
+
+
+def _read(path: Path, columns: list[str]) -> pa.Table:
+    file = _open(path)
+    try:
+        return file.read(columns=columns).replace_schema_metadata(None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise AnswersError(f"{path}: expected a Parquet file of answers, got: {error}") from error

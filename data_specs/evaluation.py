@@ -1,0 +1,87 @@
+"""The round table of an evaluation: every round of every answer, raw, so that any figure can be made again.
+
+    rounds/<benchmark>-<chunk>.parquet   one file a unit of work, written whole
+    summary.json  summary.md  *.png      made from the rounds by stages/evaluate/report.py
+
+Round 0 is the prefill: it emits the first token and drafts nothing. Rounds 1, 2, ... draft a chain after the
+anchor, verify it and emit the accepted drafts and one token of the target's. The ``emitted`` of all rounds
+add up to the answer's length exactly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_specs.errors import UserError
+
+SCHEMA_VERSION = 1
+ROUNDS = "rounds"
+DRAFT, PLAIN = "draft", "plain"
+
+SCHEMA = pa.schema(
+    [
+        ("benchmark", pa.string()),
+        ("prompt", pa.int32()),  # index of the prompt in its benchmark, after selection
+        ("key", pa.string()),  # sha256 of the prompt's messages
+        ("turn", pa.int16()),
+        ("mode", pa.string()),  # draft | plain: with the draft, or one token at a time without it
+        ("round", pa.int32()),
+        ("context", pa.int32()),  # positions before the anchor (round 0: before the first new token)
+        ("drafted", pa.int16()),  # length of the chain that was verified
+        (
+            "proposed",
+            pa.int16(),
+        ),  # of those, up to the answer's end: drafts after an accepted EOS do not count
+        ("accepted", pa.int16()),  # leading drafts that hold and belong to the answer
+        (
+            "emitted",
+            pa.int16(),
+        ),  # accepted, and the token of the target's after them unless EOS came before it
+        ("tokens", pa.list_(pa.int32())),  # the emitted ids
+        ("confidences", pa.list_(pa.float32())),  # of the drafted tokens; null without a confidence head
+        ("draft_seconds", pa.float64()),
+        ("verify_seconds", pa.float64()),
+        ("finish", pa.string()),  # stop | length in the last round of an answer, else null
+    ]
+)
+
+
+class EvaluationError(UserError):
+    """A round table that is missing, damaged or of another schema; the message names the file."""
+
+
+def write_rounds(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write ``rows`` (keys as in ``SCHEMA``); ``path`` is whole or absent (temporary name, fsync, rename)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as handle:
+        pq.write_table(pa.Table.from_pylist(list(rows), SCHEMA), handle)
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+
+
+def read_rounds(folder: Path) -> pa.Table:
+    """All rounds of the evaluation at ``folder``, in the order of its files.
+
+    Raises ``EvaluationError`` naming the file that is no Parquet file or has other columns.
+    """
+    paths = sorted((folder / ROUNDS).glob("*.parquet"))
+    if not paths:
+        raise EvaluationError(f"{folder / ROUNDS}: expected Parquet files of rounds, found none")
+    return pa.concat_tables([_read(path) for path in paths])
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise EvaluationError(f"{path}: expected a Parquet file of rounds, got: {error}") from None
+    if not table.schema.equals(SCHEMA):
+        raise EvaluationError(f"{path}: expected the columns {SCHEMA.names}, got {table.schema.names}")
+    return table

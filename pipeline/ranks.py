@@ -1,0 +1,171 @@
+"""Who am I among the processes of a run; start them where nobody has.
+
+torchrun and the deepspeed launcher say it in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which
+is all that the rest of the program reads; Slurm's own names are translated, and without any of them ``start``
+runs the command again in N processes by torchrun's machinery.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from data_specs.errors import UserError
+
+STARTED = "DRAFTLINE_STARTED"  # set in the processes that ``start`` made: they must not start more
+SHUTDOWN_SECONDS = 60  # a rank asked to end finishes its step and saves a checkpoint first
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def rank() -> int:
+    """This process's number among all, 0 in a run of one."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """How many processes the run has."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """This process's number on its machine, and so the number of its GPU."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def is_main() -> bool:
+    """True in the process that prints, logs and commits."""
+    return rank() == 0
+
+
+def visible_gpus() -> int:
+    """GPUs that this process may use (CUDA_VISIBLE_DEVICES respected)."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def wanted(ranks: int | None) -> int:
+    """Processes to run in: ``ranks``, or the visible GPUs, else 1. Raises ``UserError`` below 1."""
+    if ranks is None:
+        return max(1, visible_gpus())
+    if ranks < 1:
+        raise UserError(f"ranks={ranks}: expected at least 1, or nothing for the visible GPUs")
+    return ranks
+
+
+def adopt_environment() -> None:
+    """Bring the launcher's environment into torchrun's names; does nothing where no launcher is.
+
+    A process of ``srun`` (SLURM_STEP_ID; the batch script itself is none) with several tasks takes its place
+    from Slurm. Raises ``UserError`` naming the variables that are missing when only some of torchrun's are
+    set.
+    """
+    if "RANK" in os.environ:
+        os.environ.setdefault("LOCAL_RANK", "0")
+        missing = [name for name in NAMES if name not in os.environ]
+        if missing:
+            raise UserError(
+                f"RANK={os.environ['RANK']} is set, but not {', '.join(missing)}: use torchrun, or unset it"
+            )
+    elif "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        os.environ.update(
+            slurm_environment(os.environ) | dict(_given(os.environ, "MASTER_ADDR", "MASTER_PORT"))
+        )
+
+
+def slurm_environment(variables: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """torchrun's names for a Slurm task with these ``variables``; the port follows from the job's number."""
+    first = first_host(variables["SLURM_JOB_NODELIST"]) if "SLURM_JOB_NODELIST" in variables else "127.0.0.1"
+    return {
+        "RANK": variables["SLURM_PROCID"],
+        "WORLD_SIZE": variables["SLURM_NTASKS"],
+        "LOCAL_RANK": variables.get("SLURM_LOCALID", "0"),
+        "MASTER_ADDR": variables.get("SLURM_LAUNCH_NODE_IPADDR") or first,
+        "MASTER_PORT": str(20000 + int(variables.get("SLURM_JOB_ID", "0")) % 20000),
+    }
+
+
+def first_host(nodes: str) -> str:
+    """The first host of Slurm's list: ``gpu[003-006,9],cpu1`` -> ``gpu003``."""
+    match = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)
+    if match is None:
+        raise UserError(f"SLURM_JOB_NODELIST={nodes!r}: expected a list of hosts")
+    return match[1] + (match[2] or "")
+
+
+def needs_start(ranks: int | None) -> bool:
+    """True where more than one process is wanted and no launcher, nor ``start``, has made them yet."""
+    return "RANK" not in os.environ and STARTED not in os.environ and wanted(ranks) > 1
+
+
+def start(ranks: int, argv: Sequence[str]) -> int:
+    """Run ``python -m pipeline <argv>`` in ``ranks`` processes on this machine; returns the exit code.
+
+    When one fails the others are ended (SIGTERM, after a minute SIGKILL), and its code is returned (128 + n
+    for signal n). A signal to this process is passed on to all.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # Children inherit these. Two processes with two spinning threads each are 30 times slower than with one.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ[STARTED] = "1"
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=ranks, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", max_restarts=0,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+    )  # fmt: skip
+    try:
+        elastic_launch(config, sys.executable)("-m", "pipeline", *argv)
+    except ChildFailedError as error:
+        number, failure = error.get_first_failure()
+        print(
+            f"rank {number} ended with code {failure.exitcode}; the other ranks were stopped", file=sys.stderr
+        )
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as error:
+        return 128 + error.sigval.value
+    finally:
+        del os.environ[STARTED]
+    return 0
+
+
+@contextmanager
+def rendezvous() -> Iterator[None]:
+    """The environment that ``torch.distributed`` needs: as it is, or of one process on a free port."""
+    if "RANK" in os.environ:
+        yield
+        return
+    alone = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
+    before = dict(_given(os.environ, *NAMES))
+    os.environ.update(alone)
+    try:
+        yield
+    finally:
+        for name in NAMES:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def free_port() -> str:
+    """A TCP port on 127.0.0.1 that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _given(variables: os._Environ[str] | dict[str, str], *names: str) -> Iterator[tuple[str, str]]:
+    return ((name, variables[name]) for name in names if name in variables)

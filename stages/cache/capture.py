@@ -1,0 +1,368 @@
+"""Answers -> target cache: the frozen target's tapped layers and final states on every answered prompt.
+
+The plan is pure: it depends on the answers and the config only, never on ranks, batches or what is there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from data_specs.answers import read_answers
+from data_specs.manifest import fingerprint
+from data_specs.target_cache import SCHEMA_VERSION, SPLITS, CacheError, CacheSpec, segment_bytes, segment_name
+from pipeline import ranks
+from pipeline import target as targets
+from pipeline.artifacts import Artifact, Store, Work
+from pipeline.cache_store import (
+    SEALED,
+    Logits,
+    Sample,
+    check_finite,
+    drop_damaged,
+    plan_segments,
+    segment_is_done,
+    write_index,
+    write_segment,
+)
+from pipeline.config import CaptureConfig, Config, ConfigError
+from pipeline.console import duration, progress, say, size, table
+from pipeline.target import States, Target
+from pipeline.work import WorkShare, commit_once
+
+STORED = (
+    "max_length",
+    "segment_tokens",
+    "chunk_tokens",
+    "shard_tokens",
+    "codec",
+    "logits",
+)  # decide what is stored
+COLUMNS = ("key", "split", "turn", "prompt_ids", "answer_ids", "thinking")
+LOGIT_ROWS = 512  # tokens whose [V] logits exist at a time
+MODEL_SHARE = 0.5  # of the speed of one large product is what a whole model reaches (plan only)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A sample to be captured: ids int64 [S], mask bool [S] (True: an answer token), and its names."""
+
+    key: str
+    split: str
+    input_ids: Tensor
+    loss_mask: Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a cache will hold: the samples in cache order, their segments, and what was left out and why."""
+
+    samples: list[Planned]
+    segments: list[list[int]]
+    truncated: int
+    left_out: dict[str, int]
+
+    def tokens(self, segment: int) -> int:
+        """Tokens of one segment."""
+        return sum(len(self.samples[i].input_ids) for i in self.segments[segment])
+
+
+# --- the stage --------------------------------------------------------------------------------------------
+
+
+def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | None:
+    """Make (or find, or go on making) the target cache of ``answers``; with ``plan`` print what it would be.
+
+    Raises ``ConfigError`` where config and answers contradict, ``CacheError`` naming a sample that cannot be
+    cached or a cache that does not fit the disk.
+    """
+    folder = targets.locate(config.target)
+    spec = _spec(config, targets.read_config(folder, config.target))
+    settings = _settings(config, spec, folder)
+    parents = {"answers": answers.manifest.fingerprint}
+    key = fingerprint(SCHEMA_VERSION, settings, parents)
+    found = store.find("cache", key)
+    if found is not None:
+        _say(f"target cache is already there: {found.reference} ({found.path})")
+        return found
+    rows = read_answers(answers.path, COLUMNS)
+    _check_thinking(rows, config.target.thinking, answers)
+    plan = plan_capture(rows, config.capture, spec.vocab_size)
+    if config.plan:
+        _print_plan(plan, spec, store.root, folder, config)
+        return None
+    name = f"{config.target.name}_{config.data.name}"
+    work = store.begin("cache", name, SCHEMA_VERSION, key, parents, settings)
+    _capture_all(config, work, plan, spec)
+    artifact = commit_once(store, work, lambda: _finish(work, plan, spec))
+    _say(f"target cache {artifact.reference}: {_summary(artifact.manifest.counts)} ({artifact.path})")
+    return artifact
+
+
+def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> Plan:
+    """Samples of the answers ``rows`` by (key, turn), truncated to ``max_length``, and their segments.
+
+    Left out, and counted by reason: rows of the benchmark split, rows without a supervised token after the
+    truncation. Raises ``CacheError`` naming a row whose ids the target's embedding does not have.
+    """
+    rows = rows.combine_chunks()
+    order = sorted(zip(rows["key"].to_pylist(), rows["turn"].to_pylist(), range(len(rows)), strict=True))
+    samples: list[Planned] = []
+    left_out: Counter[str] = Counter()
+    truncated = 0
+    for key, turn, row in order:
+        prompt, answer = (rows[name][row].values.to_numpy() for name in ("prompt_ids", "answer_ids"))
+        ids = torch.cat([torch.from_numpy(part).long() for part in (prompt.copy(), answer.copy())])
+        mask = torch.arange(len(ids)) >= len(prompt)
+        split = rows["split"][row].as_py()
+        reason = _reject(split, mask[: capture.max_length])
+        if reason:
+            left_out[reason] += 1
+            continue
+        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+            raise CacheError(f"sample {key}:{turn}: expected ids below {vocab_size}, got {int(ids.max())}")
+        truncated += len(ids) > capture.max_length
+        samples.append(Planned(f"{key}:{turn}", split, ids[: capture.max_length], mask[: capture.max_length]))
+    if not samples:
+        raise CacheError(f"no sample to cache: {len(rows)} answers read, left out: {dict(left_out)}")
+    segments = plan_segments([len(sample.input_ids) for sample in samples], capture.segment_tokens)
+    return Plan(samples, segments, truncated, dict(sorted(left_out.items())))
+
+
+def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Samples by length, cut into batches of at most ``batch_tokens`` with padding (a longer one alone)."""
+    batches: list[list[int]] = []
+    for sample in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if not batches or (len(batches[-1]) + 1) * lengths[sample] > batch_tokens:
+            batches.append([])
+        batches[-1].append(sample)
+    return batches
+
+
+def capture(
+    target: Target, samples: Sequence[Planned], spec: CacheSpec, batch_tokens: int
+) -> Iterator[tuple[int, Sample]]:
+    """(index, sample) of all ``samples``, batch by batch, shortest first; all states are finite."""
+    for batch in plan_batches([len(sample.input_ids) for sample in samples], batch_tokens):
+        ids = torch.nn.utils.rnn.pad_sequence(
+            [samples[i].input_ids for i in batch], batch_first=True
+        )  # [B, S]
+        # Padded on the right under causal attention: no token sees the padding, so no mask is needed, and the
+        # kernels without a mask are the fast ones.
+        states = target.run(ids)
+        if states.last_hidden.shape[:2] != ids.shape or states.hidden.shape[:2] != ids.shape:
+            got = tuple(states.last_hidden.shape[:2])
+            raise CacheError(
+                f"sample {samples[batch[0]].key}: expected states of {tuple(ids.shape)} tokens, got {got}"
+            )
+        for row, i in enumerate(batch):
+            sample = _cut(target, samples[i], states, row, spec)
+            check_finite(sample)
+            yield i, sample
+
+
+# --- parts ------------------------------------------------------------------------------------------------
+
+
+def _spec(config: Config, model: Any) -> CacheSpec:
+    """The cache's layout, from the target's text config ``model``."""
+    capture = config.capture
+    return CacheSpec(
+        taps=targets.resolve_taps(config.target, model.num_hidden_layers),
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        dtype=str(targets.dtype_of(config.target)).removeprefix("torch."),  # type: ignore[arg-type]
+        codec=capture.codec,  # type: ignore[arg-type]
+        chunk_tokens=capture.chunk_tokens,
+        shard_tokens=capture.shard_tokens,
+        logits=capture.logits,  # type: ignore[arg-type]
+        top_k=capture.top_k,
+    )
+
+
+def _settings(config: Config, spec: CacheSpec, folder: Path) -> dict[str, Any]:
+    """Everything that decides what is stored: with the parents, the cache's fingerprint (pitfall 13)."""
+    stored = {name: getattr(config.capture, name) for name in STORED}
+    if spec.logits == "topk":
+        stored["top_k"] = spec.top_k
+    return {
+        "target": {
+            "name": config.target.name,
+            "identity": targets.identity(folder),
+            "tokenizer": targets.tokenizer_identity(folder),
+            "revision": config.target.revision,
+            "dtype": spec.dtype,
+            "thinking": config.target.thinking,
+            "slots": {
+                f"slot{i}": "embedding" if tap < 0 else f"layer{tap}" for i, tap in enumerate(spec.taps)
+            },
+            "taps": spec.taps,
+            "hidden_size": spec.hidden_size,
+            "vocab_size": spec.vocab_size,
+        },
+        "data": config.data.name,
+        "capture": stored,
+    }
+
+
+def _check_thinking(rows: pa.Table, thinking: bool | None, answers: Artifact) -> None:
+    """Answers of one thinking mode must not be cached as those of another (pitfall 4)."""
+    modes = set(rows["thinking"].to_pylist())
+    if modes - {thinking}:
+        raise ConfigError(
+            f"target.thinking={thinking}: the answers {answers.reference} were made with thinking="
+            f"{', '.join(sorted(map(str, modes)))}"
+        )
+
+
+def _reject(split: str, mask: Tensor) -> str | None:
+    """Why a row is not cached, or None. The first token is nobody's label."""
+    if split not in SPLITS:
+        return f"split {split}"
+    return None if bool(mask[1:].any()) else "no supervised token"
+
+
+def _capture_all(config: Config, work: Work, plan: Plan, spec: CacheSpec) -> None:
+    """Capture the segments that nobody has committed, shared with the other processes."""
+    numbers = {segment_name(number): number for number in range(len(plan.segments))}
+    share = WorkShare(work.path, list(numbers), lambda unit: segment_is_done(work.path, numbers[unit]))
+    tokens = {unit: plan.tokens(number) for unit, number in numbers.items()}
+    left = share.remaining
+    if not left:
+        return
+    if len(left) < len(numbers):
+        there = len(numbers) - len(left)
+        _say(f"target cache: {there} of {len(numbers)} segments are there; going on with the rest")
+    _check_room(spec, [tokens[unit] for unit in left], work.path)
+    target = Target.load(config.target, spec.taps)
+    target.check_head()
+    total = sum(tokens[unit] for unit in left)
+    with progress("capturing states (tokens)", total, enabled=ranks.is_main()) as bar:
+        for unit in share:
+            bar.advance(
+                total - sum(tokens[other] for other in share.remaining) - bar.done
+            )  # what others have done
+            _capture_segment(
+                target, plan, numbers[unit], spec, config.capture.batch_tokens, work.path, bar.advance
+            )
+
+
+def _capture_segment(
+    target: Target, plan: Plan, number: int, spec: CacheSpec, batch_tokens: int, folder: Path, advance: Any
+) -> None:
+    """Capture one segment in batches by length, and write it in the segment's own order."""
+    planned = [plan.samples[i] for i in plan.segments[number]]
+    captured: list[Sample | None] = [None] * len(planned)
+    for i, sample in capture(target, planned, spec, batch_tokens):
+        captured[i] = sample
+        advance(len(sample.input_ids))
+    drop_damaged(folder, [number])  # one that is there but not whole would stay in the way of the new one
+    write_segment(folder, number, [sample for sample in captured if sample is not None], spec)
+
+
+def _cut(target: Target, planned: Planned, states: States, row: int, spec: CacheSpec) -> Sample:
+    """The unpadded states of one row of a batch, on the CPU, in memory of their own."""
+    length = len(planned.input_ids)
+    last = states.last_hidden[row, :length]
+    return Sample(
+        input_ids=planned.input_ids,
+        loss_mask=planned.loss_mask,
+        hidden=_own(states.hidden[row, :length]),
+        last_hidden=_own(last),
+        split=planned.split,
+        key=planned.key,
+        logits=None if spec.logits == "none" else _logits(target, last, spec),
+    )
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _logits(target: Target, last_hidden: Tensor, spec: CacheSpec) -> Logits:
+    """Logits of final states [S, H], a few rows at a time: the K largest and the log-sum-exp, or all."""
+    values, ids, sums = [], [], []
+    for rows in last_hidden.split(LOGIT_ROWS):
+        logits = target.logits(rows)  # [rows, V]
+        if spec.logits == "topk":
+            sums.append(logits.float().logsumexp(-1))
+            logits, top = logits.topk(spec.top_k, dim=-1)
+            ids.append(top.int())
+        values.append(logits.to(last_hidden.dtype))
+    if spec.logits == "full":
+        return Logits(_own(torch.cat(values)))
+    return Logits(_own(torch.cat(values)), _own(torch.cat(ids)), _own(torch.cat(sums)))
+
+
+def _check_room(spec: CacheSpec, tokens: Sequence[int], folder: Path) -> None:
+    """Refuse a cache that does not fit the free disk, before anything is computed."""
+    needed, free = sum(segment_bytes(spec, count) for count in tokens), shutil.disk_usage(folder).free
+    if needed > free:
+        raise CacheError(
+            f"{folder}: the cache needs {size(needed)} ({needed} bytes), free are {size(free)} ({free})"
+        )
+
+
+def _finish(work: Work, plan: Plan, spec: CacheSpec) -> dict[str, Any]:
+    """Hash all segments once more against their records, write the index, and return the counts.
+
+    Raises ``CacheError`` (and removes the segment, so that the next run makes it anew) when one is damaged.
+    """
+    errors = drop_damaged(work.path, range(len(plan.segments)))
+    if errors:
+        raise CacheError(f"{'; '.join(errors)}; removed: run the same command again")
+    extra = {"truncated": plan.truncated, "left_out": plan.left_out}
+    sealed = {name: getattr(work, name) for name in SEALED if name != "counts"}
+    return write_index(work.path, spec, len(plan.segments), sealed | {"counts": extra})
+
+
+def _say(text: str) -> None:
+    if ranks.is_main():
+        say(text)
+
+
+def _summary(counts: dict[str, Any]) -> str:
+    text = (
+        f"{counts['samples']} samples, {counts['tokens']} tokens, {counts['supervised']} of them supervised"
+    )
+    left_out = ", ".join(f"{number} {reason}" for reason, number in counts["left_out"].items()) or "none"
+    return f"{text}, {size(counts['bytes'])}; truncated {counts['truncated']}; left out: {left_out}"
+
+
+def _print_plan(plan: Plan, spec: CacheSpec, root: Path, folder: Path, config: Config) -> None:
+    tokens = [plan.tokens(number) for number in range(len(plan.segments))]
+    seconds = _expected_seconds(sum(tokens), folder, config)
+    supervised = sum(int(sample.loss_mask.sum()) for sample in plan.samples)
+    there = next(path for path in (root, *root.absolute().parents) if path.exists())
+    rows: list[tuple[str, object]] = [
+        ("samples", len(plan.samples)),
+        ("left out", ", ".join(f"{number} {reason}" for reason, number in plan.left_out.items()) or "none"),
+        ("truncated", plan.truncated),
+        ("tokens", sum(tokens)),
+        ("supervised tokens", supervised),
+        ("segments", len(tokens)),
+        ("bytes before compression", size(sum(segment_bytes(spec, count) for count in tokens))),
+        ("free disk", size(shutil.disk_usage(there).free)),
+        ("expected time (estimate)", f"{duration(seconds)} on one process"),
+    ]
+    table("Plan: target cache", ("", ""), rows)
+
+
+def _expected_seconds(tokens: int, folder: Path, config: Config) -> float:
+    """2 * parameters * tokens operations, at half the speed of one large matrix product measured now."""
+    device, dtype = targets.device_of(config.target), targets.dtype_of(config.target)
+    left, right = (torch.randn(1024, 1024, device=device, dtype=dtype) for _ in range(2))
+    float((left @ right).sum())  # warm-up; reading a number back waits for the device
+    started = time.perf_counter()
+    float((left @ right).sum())
+    rate = 2 * 1024**3 / (time.perf_counter() - started)
+    return 2 * targets.parameter_count(folder) * tokens / (MODEL_SHARE * rate)

@@ -1,0 +1,118 @@
+"""What an engine that answers is given and gives back, and the sampling settings that are in effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from pipeline.config import AnswersConfig, ConfigError
+from pipeline.rows import Message, Rejection
+from pipeline.sampling import Sampler, SamplerError
+
+SHAPING = ("temperature", "top_p", "top_k", "min_p")  # without effect where the target decodes greedily
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+OFF = {"top_p": (1, 1.0), "top_k": (0, -1), "min_p": (0, 0.0), "repetition_penalty": (1, 1.0),
+       "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0)}  # fmt: skip
+LEFT_OUT = (
+    "typical_p", "epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids",
+    "min_new_tokens", "exponential_decay_length_penalty", "sequence_bias", "guidance_scale",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings an engine applies. Temperature 0: greedy. None: that setting is off."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    def active(self) -> dict[str, float | int]:
+        """The settings that act, each under its own name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One turn to answer: the messages before it, their ids, and how many tokens the answer may have."""
+
+    messages: list[Message]
+    prompt_ids: list[int]
+    limit: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the target said: ids of prompt and answer, why it ended, and the answer as a message.
+
+    ``retokenized``: the engine gave text only, and the ids were made from it.
+    """
+
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    finish_reason: str
+    message: Message
+    retokenized: bool = False
+
+
+class Engine(Protocol):
+    """Something that answers as the target."""
+
+    context: int | None  # tokens of prompt and answer together that it can take; None: unknown
+
+    def answer(
+        self, requests: Sequence[Request], seed: int, advance: Callable[[int], None]
+    ) -> list[Reply | Rejection]:
+        """One reply a request, in order; the same for the same requests and ``seed``, if the engine can.
+
+        ``advance`` is called with the number of tokens of each answer when it is complete.
+        """
+        ...
+
+
+def effective_settings(answers: AnswersConfig, generation: dict[str, Any]) -> Settings:
+    """``answers`` with None filled in from the target's ``generation_config.json``, as engines read it.
+
+    A target whose generation config does not sample decodes greedily. Raises ``ConfigError`` naming the key
+    for a value out of its range, and for a setting that greedy decoding would ignore.
+    """
+    sampled = bool(generation.get("do_sample"))
+    merged = {name: _first(getattr(answers, name), generation.get(name)) for name in (*SHAPING, *PENALTIES)}
+    if answers.temperature is None:
+        merged["temperature"] = _first(generation.get("temperature"), 1.0) if sampled else 0.0
+    if merged["temperature"] == 0:
+        for name in SHAPING[1:]:
+            if getattr(answers, name) is not None:
+                raise ConfigError(
+                    f"answers.{name} has no effect at temperature 0: set answers.temperature as well"
+                )
+            merged[name] = None
+    merged |= {name: None for name, off in OFF.items() if merged[name] in off}
+    _check_ranges(merged)
+    return Settings(answers.max_new_tokens, **merged)
+
+
+def left_out(generation: dict[str, Any]) -> list[str]:
+    """Settings of the target's generation config that no engine here applies."""
+    neutral: tuple[Any, ...] = (None, 0, 0.0, 1, 1.0, [], {})
+    return [name for name in LEFT_OUT if generation.get(name) not in neutral]
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _check_ranges(values: dict[str, Any]) -> None:
+    try:
+        Sampler(**{name: values[name] for name in SHAPING})
+    except SamplerError as error:
+        raise ConfigError(f"answers: {error}") from None
+    penalty = values["repetition_penalty"]
+    if penalty is not None and penalty <= 0:
+        raise ConfigError(f"answers.repetition_penalty={penalty}: expected a number above 0")

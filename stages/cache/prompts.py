@@ -1,0 +1,134 @@
+"""Prompts from the configured sources: one form, counted rejections, a split by hash, a stable subset."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data_specs.manifest import canonical
+from pipeline.config import ConfigError, DataConfig
+from pipeline.rows import Message, Rejection, load_rows, messages_of, prompt_key, split_of
+
+SPLITS = ("train", "heldout", "benchmark")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One usable row: its key and split (pipeline/rows.py), its category if it has one, its conversation."""
+
+    key: str
+    split: str
+    category: str | None
+    messages: list[Message]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The accepted rows in the order of the sources, and the count of every reason for a rejection."""
+
+    rows: list[Prompt]
+    read: int
+    rejected: dict[str, int]
+
+    @property
+    def accepted(self) -> int:
+        """Rows that can be used; with the rejected ones they are all that were read."""
+        return len(self.rows)
+
+    def of(self, *splits: str) -> list[Prompt]:
+        """The prompts of ``splits``."""
+        return [prompt for prompt in self.rows if prompt.split in splits]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over everything that depends on the data: an edited file is another input (pitfall 13)."""
+        digest = hashlib.sha256(canonical([self.read, self.rejected]).encode())
+        for prompt in self.rows:
+            digest.update(canonical([prompt.key, prompt.split, prompt.category, prompt.messages]).encode())
+        return digest.hexdigest()
+
+
+def load_prompts(data: DataConfig, given: bool = False) -> Prompts:
+    """Read ``data.sources``; accepted + rejected = read.
+
+    ``given``: the data's own answers are wanted, so a conversation needs one, and tool results may stay; a
+    target that answers anew has not made the calls that they belong to. Raises ``ConfigError`` for shares
+    that do not fit and ``RowsError`` for a source that cannot be read.
+    """
+    _check(data)
+    accepted: dict[str, Prompt] = {}
+    rejected: Counter[str] = Counter()
+    read = 0
+    for row in _rows(data):
+        read += 1
+        prompt = _prompt(row, data, given)
+        if isinstance(prompt, Rejection):
+            rejected[prompt.reason] += 1
+        elif prompt.key in accepted:
+            rejected["duplicate_prompt"] += 1
+        else:
+            accepted[prompt.key] = prompt
+    rows = list(accepted.values())
+    kept = _subset(rows, data.max_prompts)
+    if len(kept) < len(rows):
+        rejected["beyond_max_prompts"] = len(rows) - len(kept)
+    return Prompts(kept, read, dict(sorted(rejected.items())))
+
+
+def count_table(prompts: Prompts) -> list[tuple[str, int]]:
+    """Lines for a table: read, accepted by split, rejected by reason."""
+    splits = [(f"accepted, {split}", len(prompts.of(split))) for split in SPLITS]
+    return [
+        ("read", prompts.read),
+        *splits,
+        *((f"rejected, {why}", n) for why, n in prompts.rejected.items()),
+    ]
+
+
+def _rows(data: DataConfig) -> Iterator[dict[str, Any]]:
+    for source in data.sources:
+        yield from load_rows(source)
+
+
+def _prompt(row: dict[str, Any], data: DataConfig, given: bool) -> Prompt | Rejection:
+    messages = messages_of(row)
+    if isinstance(messages, Rejection):
+        return messages
+    roles = {message["role"] for message in messages}
+    if given and "assistant" not in roles:
+        return Rejection("no_answer")
+    if not given and "tool" in roles:
+        return Rejection("tool_results")
+    key = prompt_key(messages)
+    category = row.get("category")
+    return Prompt(
+        key,
+        split_of(key, data.heldout, data.benchmark),
+        None if category is None else str(category),
+        messages,
+    )
+
+
+def _subset(rows: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """The ``limit`` rows whose salted key hashes lowest, in their order; growing the limit only adds rows.
+
+    Salted, because the split is the key's own order: the lowest keys are all of one split.
+    """
+    if limit is None or len(rows) <= limit:
+        return list(rows)
+    chosen = sorted(rows, key=lambda prompt: hashlib.sha256(b"subset" + prompt.key.encode()).digest())[:limit]
+    keys = {prompt.key for prompt in chosen}
+    return [prompt for prompt in rows if prompt.key in keys]
+
+
+def _check(data: DataConfig) -> None:
+    if not data.sources:
+        raise ConfigError("data.sources: expected at least one source of prompts, got none")
+    if data.heldout < 0 or data.benchmark < 0 or data.heldout + data.benchmark > 1:
+        raise ConfigError(
+            f"data.heldout={data.heldout}, data.benchmark={data.benchmark}: expected shares of 1 at most"
+        )
+    if data.max_prompts is not None and data.max_prompts < 1:
+        raise ConfigError(f"data.max_prompts={data.max_prompts}: expected at least 1")

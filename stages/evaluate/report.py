@@ -1,0 +1,324 @@
+"""The report of an evaluation: summary.json, summary.md, two plots, and the last screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_specs.evaluation import DRAFT, read_rounds
+from data_specs.manifest import read_json, write_json
+from pipeline import console
+from pipeline.artifacts import Artifact
+from stages.evaluate.acceptance import average, by_context, figures, summary
+
+SUMMARY, MARKDOWN = "summary.json", "summary.md"
+POSITIONS_PLOT, LENGTH_PLOT = "acceptance_by_position.png", "accepted_length.png"
+MACRO = "macro average"
+COLUMNS = (
+    "benchmark", "prompts", "accepted length", "acceptance", "acceptance by position", "tokens/s", "plain",
+    "speedup",
+)  # fmt: skip
+WIDE = 120  # columns of a screen that the whole table fits on; on a smaller one it is shown in two parts
+NARROW = (
+    ("benchmark", "accepted length", "tokens/s", "plain", "speedup"),
+    ("benchmark", "prompts", "acceptance", "acceptance by position"),
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was evaluated, and how: recorded in the summary, shown under the table."""
+
+    draft: str
+    target: str
+    sampler: dict[str, Any]  # as it acts: Sampler.effective()
+    threshold: float
+    max_new_tokens: int
+    thinking: bool | None
+    device: str
+    dtype: str
+    prompts: dict[str, int]  # selected, by benchmark
+
+
+def write_report(folder: Path, facts: Facts, positions: int, resamples: int) -> dict[str, Any]:
+    """Make the report's files in ``folder`` from its rounds; returns what summary.json holds.
+
+    ``positions`` is the draft's block size, ``resamples`` the number of bootstrap draws over prompts.
+    """
+    result = summarise(read_rounds(folder), facts, positions, resamples)
+    write_json(folder / SUMMARY, result)
+    (folder / MARKDOWN).write_text(markdown(result))
+    _plot_positions(folder / POSITIONS_PLOT, result)
+    _plot_lengths(folder / LENGTH_PLOT, result)
+    return result
+
+
+def summarise(rounds: pa.Table, facts: Facts, positions: int, resamples: int) -> dict[str, Any]:
+    """Counts and metrics of every benchmark, their macro average, and the same by context length."""
+    benchmarks: dict[str, Any] = {}
+    parts = []
+    for name, selected in facts.prompts.items():
+        part = rounds.filter(pc.equal(rounds["benchmark"], name))
+        if part.num_rows == 0:
+            benchmarks[name] = {"counts": {"prompts": 0, "too_long": selected}, "metrics": None, "finish": {}}
+            continue
+        found = figures(part, positions, resamples)
+        parts.append(found)
+        counts = {"prompts": found.prompts, "too_long": selected - found.prompts} | found.counts
+        benchmarks[name] = {"counts": counts, "metrics": summary(found.metrics), "finish": _finish(part)}
+    return {
+        "facts": vars(facts),
+        "positions": positions,
+        "order": list(benchmarks),  # as asked for: JSON objects are written with sorted keys
+        "benchmarks": benchmarks,
+        "macro": summary(average(parts)) if parts else None,
+        "context": _contexts(rounds, positions, resamples),
+    }
+
+
+def _finish(rounds: pa.Table) -> dict[str, int]:
+    """How many answers made with the draft ended by EOS, and how many at the length limit."""
+    drafted = rounds.filter(pc.equal(rounds["mode"], DRAFT))
+    counted = drafted["finish"].drop_null().value_counts().to_pylist()
+    return {item["values"]: item["counts"] for item in counted}
+
+
+def _contexts(rounds: pa.Table, positions: int, resamples: int) -> list[dict[str, Any]]:
+    shown = ("accepted_length", "acceptance_rate", "draft_ms", "verify_ms")
+    return [
+        {"from": low, "to": high, "prompts": f.prompts, "rounds": f.counts["rounds"]}
+        | {name: value for name, value in summary(f.metrics).items() if name in shown}
+        for low, high, f in by_context(rounds, positions, resamples)
+    ]
+
+
+# --- text -------------------------------------------------------------------------------------------------
+
+
+def table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Cells of ``COLUMNS`` for every benchmark and, with several, their macro average."""
+    found = {name: result["benchmarks"][name] for name in result["order"]}
+    rows = [_cells(name, str(b["counts"]["prompts"]), b["metrics"]) for name, b in found.items()]
+    if len(rows) > 1:
+        rows.append(_cells(MACRO, str(sum(b["counts"]["prompts"] for b in found.values())), result["macro"]))
+    return rows
+
+
+def _cells(name: str, prompts: str, metrics: dict[str, Any] | None) -> tuple[str, ...]:
+    if metrics is None:
+        return (name, prompts, *("-" for _ in COLUMNS[2:]))
+    return (
+        name,
+        prompts,
+        with_interval(metrics["accepted_length"]),
+        share(metrics["acceptance_rate"]),
+        " ".join(_number(figure, "{:.2f}").lstrip("0") for figure in metrics["survival"]),
+        _number(metrics["tokens_per_second"], "{:.1f}"),
+        _number(metrics["plain_tokens_per_second"], "{:.1f}"),
+        with_interval(metrics["speedup"]),
+    )
+
+
+def with_interval(figure: dict[str, Any]) -> str:
+    """``2.13 [1.98, 2.27]``, or without the brackets where there is no interval."""
+    text = _number(figure, "{:.2f}")
+    if figure["value"] is None or figure["interval"] is None:
+        return text
+    low, high = figure["interval"]
+    return f"{text} [{low:.2f}, {high:.2f}]"
+
+
+def share(figure: dict[str, Any]) -> str:
+    """``61 %``, or a dash where there is no value."""
+    return _number(figure, "{:.0%}").replace("%", " %")
+
+
+def _number(figure: dict[str, Any], form: str) -> str:
+    return "-" if figure["value"] is None else form.format(figure["value"])
+
+
+def footnotes(result: dict[str, Any]) -> list[str]:
+    """What the table does not say: sampler, intervals, equality with plain answers, cut answers."""
+    facts = result["facts"]
+    sampler = ", ".join(f"{name} {value}" for name, value in facts["sampler"].items() if value is not None)
+    lines = [
+        f"sampler: {sampler}; threshold {facts['threshold']}; at most {facts['max_new_tokens']} new tokens; "
+        f"thinking {facts['thinking']}; {facts['device']}, {facts['dtype']}, batch of one",
+        "accepted length = tokens emitted / rounds, the bonus token counted; acceptance by position k = "
+        "share of rounds that accept at least k drafts; in brackets: 95 % bootstrap interval over prompts",
+    ]
+    benchmarks = result["benchmarks"].values()
+    same = [b["metrics"]["same_answers"]["value"] for b in benchmarks if b["metrics"]]
+    if facts["sampler"]["temperature"] == 0 and same and None not in same:
+        lines.append(
+            f"answers equal to plain decoding: {sum(same) / len(same):.1%} "
+            "(expected: all in float32; in bfloat16 they part at near-ties)"
+        )
+    cut = sum(b["finish"].get("length", 0) for b in benchmarks)
+    answers = sum(b["counts"].get("answers", 0) for b in benchmarks)
+    lines.append(f"answers cut at the length limit: {cut} of {answers}")
+    too_long = sum(b["counts"]["too_long"] for b in benchmarks)
+    return lines + ([f"prompts longer than the target's context, left out: {too_long}"] if too_long else [])
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The report as Markdown: main table, time and verification, conditional acceptance, context lengths."""
+    facts = result["facts"]
+    parts = [
+        f"# {facts['draft']} on {facts['target']}",
+        _markdown_table(COLUMNS, table_rows(result)),
+        "\n".join(f"- {line}" for line in footnotes(result)),
+        "## Time and verification",
+        _markdown_table(("benchmark", *(title for title, _, _ in DETAILS)), _detail_rows(result)),
+        "## Conditional acceptance: P(accepted >= k | accepted >= k - 1, proposed >= k)",
+        _markdown_table(
+            ("benchmark", *map(str, range(1, result["positions"] + 1))), _conditional_rows(result)
+        ),
+        "## By context length",
+        _markdown_table(
+            ("positions", "prompts", "rounds", "accepted length", "acceptance rate"), _context_rows(result)
+        ),
+        f"![acceptance by position]({POSITIONS_PLOT})\n\n![accepted length]({LENGTH_PLOT})",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+DETAILS = (
+    ("verify rate", "verify_rate", "{:.2f}"),
+    ("drafts a round", "drafted_length", "{:.2f}"),
+    ("draft ms", "draft_ms", "{:.1f}"),
+    ("verify ms", "verify_ms", "{:.1f}"),
+    ("draft share", "draft_share", "{:.0%}"),
+    ("verify share", "verify_share", "{:.0%}"),
+    ("same answers", "same_answers", "{:.1%}"),
+)
+
+
+def _named_metrics(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """(name, metrics) of the benchmarks that have any."""
+    metrics = {name: result["benchmarks"][name]["metrics"] for name in result["order"]}
+    return [(name, found) for name, found in metrics.items() if found is not None]
+
+
+def _detail_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (name, *(_number(metrics[key], form) for _, key, form in DETAILS))
+        for name, metrics in _named_metrics(result)
+    ]
+
+
+def _conditional_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (name, *(_number(figure, "{:.2f}") for figure in metrics["conditional"]))
+        for name, metrics in _named_metrics(result)
+    ]
+
+
+def _context_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for bucket in result["context"]:
+        positions = f"{bucket['from']:,} - " + (f"{bucket['to'] - 1:,}" if bucket["to"] else "")
+        figures = (with_interval(bucket["accepted_length"]), share(bucket["acceptance_rate"]))
+        rows.append((positions, str(bucket["prompts"]), str(bucket["rounds"]), *figures))
+    return rows
+
+
+def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def show(artifact: Artifact) -> None:
+    """The last screen, from the stored summary: table, artifact, and what to type next."""
+    result = read_json(artifact.path / SUMMARY)
+    facts = result["facts"]
+    _show_tables(f"{facts['draft']} on {facts['target']}", table_rows(result))
+    for line in footnotes(result):
+        console.say(f"  {line}")
+    console.panel(
+        "Evaluation",
+        [
+            f"evaluation  {artifact.reference}",
+            f"folder      {artifact.path}",
+            f"report      {artifact.path / MARKDOWN} (plots beside it; every round in rounds/)",
+            "next        python -m pipeline stage=list",
+        ],
+    )
+
+
+def _show_tables(title: str, rows: Sequence[tuple[str, ...]]) -> None:
+    """One table; on a narrow screen two, so that no line is folded."""
+    if console.console.width >= WIDE:
+        console.table(title, COLUMNS, rows)
+        return
+    for columns in NARROW:
+        places = [COLUMNS.index(column) for column in columns]
+        console.table(title, columns, [[row[place] for place in places] for row in rows])
+
+
+def flat_metrics(result: dict[str, Any]) -> dict[str, float]:
+    """``<benchmark>/<metric>`` -> value of every scalar metric that has one, for a tracker."""
+    named = [*_named_metrics(result), *([("macro", result["macro"])] if result["macro"] else [])]
+    return {
+        f"{name}/{key}": figure["value"]
+        for name, metrics in named
+        for key, figure in metrics.items()
+        if isinstance(figure, dict) and figure["value"] is not None
+    }
+
+
+# --- plots ------------------------------------------------------------------------------------------------
+
+
+def _plot_positions(path: Path, result: dict[str, Any]) -> None:
+    """Survival and conditional acceptance by position, a line a benchmark, intervals shaded."""
+    figure, axes = _axes(2, (10, 4))
+    for axis, key, title in zip(
+        axes, ("survival", "conditional"), ("P(accepted >= k)", "P(accepted >= k | reached k)"), strict=True
+    ):
+        for name, metrics in _named_metrics(result):
+            known = [(k, f) for k, f in enumerate(metrics[key], 1) if f["value"] is not None]
+            (line,) = axis.plot([k for k, _ in known], [f["value"] for _, f in known], marker="o", label=name)
+            ranged = [(k, *f["interval"]) for k, f in known if f["interval"] is not None]
+            if ranged:
+                axis.fill_between(*zip(*ranged, strict=True), color=line.get_color(), alpha=0.15)
+        positions = range(1, result["positions"] + 1)
+        axis.set(title=title, xlabel="position k in the block", xticks=positions, ylim=(0, 1.02))
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    _save(figure, path)
+
+
+def _plot_lengths(path: Path, result: dict[str, Any]) -> None:
+    """Accepted length of every benchmark with its interval."""
+    named = _named_metrics(result)
+    figure, (axis,) = _axes(1, (1.5 + 1.3 * max(2, len(named)), 4))
+    for place, (_, metrics) in enumerate(named):
+        length = metrics["accepted_length"]
+        if length["value"] is None:
+            continue
+        low, high = length["interval"] or (length["value"], length["value"])
+        # A percentile interval need not hold the value itself.
+        spread = [[max(0.0, length["value"] - low)], [max(0.0, high - length["value"])]]
+        axis.errorbar([place], [length["value"]], yerr=spread, fmt="o", capsize=5)
+    axis.set_xticks(range(len(named)), [name for name, _ in named], rotation=30, ha="right")
+    axis.set(ylabel="accepted length (bonus counted)")
+    axis.axhline(1, color="grey", linewidth=0.8, linestyle="--")
+    axis.grid(alpha=0.3, axis="y")
+    _save(figure, path)
+
+
+def _axes(count: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # no pyplot: no display, no global state
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(1, count, squeeze=False)[0]
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=120, metadata={"Software": None})

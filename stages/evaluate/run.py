@@ -1,0 +1,302 @@
+"""``stage=evaluate``: speculative decoding on benchmarks -> a versioned evaluation.
+
+A unit of work is one chunk of prompts of one benchmark, written as one Parquet file; ranks share the units,
+and an evaluation that was killed goes on with those that are missing.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data_specs.evaluation import ROUNDS, SCHEMA_VERSION, write_rounds
+from data_specs.manifest import file_record, fingerprint, folder_records, read_json
+from pipeline import console
+from pipeline.artifacts import Artifact, Store, Work
+from pipeline.config import Config, ConfigError, section
+from pipeline.drafts.checkpoint import load, read_config
+from pipeline.ranks import is_main
+from pipeline.sampling import Sampler
+from pipeline.target import Target, TargetTensors, identity, load_tensors, load_tokenizer, locate
+from pipeline.tracking import Tracker
+from pipeline.work import WorkShare, commit_once
+from stages.evaluate.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts
+from stages.evaluate.dialogue import Speaker
+from stages.evaluate.report import SUMMARY, Facts, flat_metrics, show, write_report
+
+KIND = "evaluation"
+FILES = (f"{ROUNDS}/*.parquet", "*.json", "*.md", "*.png")
+# Settings that change how the work is done and shown, not what is measured.
+INCIDENTAL = ("chunk_prompts", "bootstrap")
+BYTES_A_ROUND = 40  # of a compressed round table, measured
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for, known before any prompt is read or model is loaded."""
+
+    draft: Path
+    name: str
+    parents: dict[str, str]
+    benchmarks: list[Benchmark]
+    sampler: Sampler
+    fingerprint: str
+
+
+def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifact | None:
+    """Evaluate ``draft`` (an artifact, or a folder in the native layout) on the configured benchmarks.
+
+    Returns the evaluation, which may be one that was made before; None with ``plan``. Raises ``ConfigError``
+    for a draft that does not fit the target, and for benchmarks and settings that cannot be.
+    """
+    job = make_job(config, draft)
+    if (found := store.find(KIND, job.fingerprint)) is None:
+        prompts = _prompts(config, job.benchmarks)
+        if config.plan:
+            _show_plan(config, job, prompts, store.root)
+            return None
+        # Another rank may have done it all while this one read its prompts.
+        if (found := store.find(KIND, job.fingerprint)) is None:
+            return _evaluate(config, store, draft, job, prompts)
+    if is_main():
+        console.say(f"evaluation of {job.name} is already there: {found.reference} ({found.path})")
+        show(found)
+    return found
+
+
+def make_job(config: Config, draft: Artifact | Path) -> Job:
+    """Check the settings and identify the evaluation by draft, target, benchmarks and settings."""
+    settings = section(config.evaluate)
+    sampler = Sampler(**{name: settings[name] for name in ("temperature", "top_p", "top_k", "min_p")})
+    _check_settings(config)
+    benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
+    folder, name, made_of = _identify(draft)
+    _check_thinking(config, draft)
+    parts = [
+        SCHEMA_VERSION, made_of, identity(locate(config.target)), config.target.dtype, config.target.thinking,
+        config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, "files")},
+        [asdict(b) for b in benchmarks], [_content(config, b) for b in benchmarks],
+    ]  # fmt: skip
+    return Job(folder, name, {"draft": made_of}, benchmarks, sampler, fingerprint(*parts))
+
+
+def check_fit(folder: Path, tensors: TargetTensors) -> None:
+    """Raise ``ConfigError`` naming the field in which the draft at ``folder`` does not fit the target."""
+    config = read_config(folder)
+    rows, hidden = tensors.embedding.shape
+    for field, expected in (("hidden_size", hidden), ("vocab_size", rows)):
+        got = getattr(config, field)
+        if got != expected:
+            raise ConfigError(
+                f"draft={folder}: {field}: the target {tensors.folder} has {expected}, the draft {got}"
+            )
+    layers = tensors.config.num_hidden_layers
+    if max(config.target_layer_ids) >= layers:
+        taps = list(config.target_layer_ids)
+        raise ConfigError(
+            f"draft={folder}: target_layer_ids: {taps}, but {tensors.folder} has {layers} layers"
+        )
+
+
+def _identify(draft: Artifact | Path) -> tuple[Path, str, str]:
+    """(folder, name, fingerprint) of a draft; a foreign folder's is that of its contents."""
+    if isinstance(draft, Artifact):
+        return draft.path, draft.manifest.name, draft.manifest.fingerprint
+    read_config(draft)
+    records = folder_records(draft, ("config.json", "*.safetensors"))
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", draft.resolve().name).lstrip("._-") or "draft"
+    return draft, name, fingerprint({path: record.sha256 for path, record in records.items()})
+
+
+def _check_settings(config: Config) -> None:
+    settings = config.evaluate
+    if not settings.benchmarks:
+        raise ConfigError("evaluate.benchmarks: expected at least one, got none")
+    if len(set(settings.benchmarks)) != len(settings.benchmarks):
+        raise ConfigError(f"evaluate.benchmarks={settings.benchmarks}: expected each one once")
+    unknown = sorted(set(settings.files) - set(settings.benchmarks))
+    if unknown:
+        raise ConfigError(
+            f"evaluate.files.{unknown[0]}: no such name in evaluate.benchmarks={settings.benchmarks}"
+        )
+    for name, least in (("max_new_tokens", 1), ("chunk_prompts", 1), ("bootstrap", 0)):
+        if getattr(settings, name) < least:
+            raise ConfigError(f"evaluate.{name}={getattr(settings, name)}: expected at least {least}")
+    if settings.prompts is not None and settings.prompts < 1:
+        raise ConfigError(f"evaluate.prompts={settings.prompts}: expected at least 1")
+    if not 0 <= settings.threshold <= 1:
+        raise ConfigError(f"evaluate.threshold={settings.threshold}: expected a number from 0 to 1")
+
+
+def _check_thinking(config: Config, draft: Artifact | Path) -> None:
+    """A draft trained in one thinking mode is not measured in the other (pitfall 4)."""
+    trained = draft.manifest.config.get("target", {}) if isinstance(draft, Artifact) else {}
+    thinking = config.target.thinking
+    if trained.get("thinking", thinking) != thinking:
+        raise ConfigError(
+            f"target.thinking={thinking}: the draft was trained with thinking={trained['thinking']}"
+        )
+
+
+def _content(config: Config, benchmark: Benchmark) -> Any:
+    """Checksum of the local file or folder that the prompts come from; None for the Hub."""
+    given = config.evaluate.files.get(benchmark.name)
+    path = Path(given).expanduser() if given else FOLDER / benchmark.path
+    if path.is_file():
+        return file_record(path).sha256
+    return {name: record.sha256 for name, record in folder_records(path).items()} if path.is_dir() else None
+
+
+def _prompts(config: Config, benchmarks: list[Benchmark]) -> dict[str, list[Prompt]]:
+    files, limit = config.evaluate.files, config.evaluate.prompts
+    return {b.name: load_prompts(b, files.get(b.name), limit) for b in benchmarks}
+
+
+def _speaker(config: Config, job: Job) -> Speaker:
+    """Target and draft, loaded after the cheap check that they fit."""
+    tensors = load_tensors(config.target)
+    check_fit(job.draft, tensors)
+    draft = load(job.draft, tensors)
+    target = Target.load(config.target, list(draft.config.target_layer_ids))
+    return Speaker(
+        target=target,
+        draft=draft.to(device=target.device, dtype=target.dtype),
+        tokenizer=load_tokenizer(target.folder, config.target),
+        sampler=job.sampler,
+        max_new_tokens=config.evaluate.max_new_tokens,
+        threshold=config.evaluate.threshold,
+        baseline=config.evaluate.baseline,
+        thinking=config.target.thinking,
+        seed=config.seed,
+    )
+
+
+def _evaluate(
+    config: Config, store: Store, draft: Artifact | Path, job: Job, prompts: dict[str, list[Prompt]]
+) -> Artifact:
+    recorded: dict[str, Any] = {name: section(getattr(config, name)) for name in ("target", "evaluate")}
+    recorded |= {"seed": config.seed, "sampler": job.sampler.effective()}
+    work = store.begin(KIND, job.name, SCHEMA_VERSION, job.fingerprint, job.parents, recorded)
+    (work.path / ROUNDS).mkdir(exist_ok=True)
+    speaker = _speaker(config, job)
+    _answer(config, work, speaker, prompts)
+    facts = _facts(config, job, speaker, prompts)
+    positions = speaker.draft.block_size
+
+    def finish() -> dict[str, Any]:
+        for left in work.path.glob(f"{ROUNDS}/.*.tmp"):  # of killed runs
+            left.unlink()
+        return _counts(write_report(work.path, facts, positions, config.evaluate.bootstrap))
+
+    artifact = commit_once(store, work, finish, FILES)
+    if is_main():
+        _track(config, store, artifact, draft)
+        show(artifact)
+    return artifact
+
+
+def _answer(config: Config, work: Work, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> None:
+    """Answer the chunks that fall to this process, until all are there."""
+    units = chunks(prompts, config.evaluate.chunk_prompts)
+    rounds = work.path / ROUNDS
+
+    def is_done(unit: str) -> bool:
+        """Without the folder all is done: another rank has committed it under its final name."""
+        return _part(work.path, unit).is_file() or not rounds.is_dir()
+
+    share = WorkShare(work.path, list(units), is_done)
+    left = share.remaining
+    if not left:
+        return
+    if is_main() and len(left) < len(units):
+        console.say(
+            f"evaluation of {work.name}: {len(units) - len(left)} of {len(units)} chunks are there already"
+        )
+    speaker.warm_up(units[left[0]][0])
+    with console.progress(f"evaluate {work.name}", sum(len(units[u]) for u in left), is_main()) as bar:
+        for unit in share:
+            rows = []
+            for prompt in units[unit]:
+                rows += speaker.answer(prompt)
+                bar.advance(1, prompt.benchmark)
+            write_rounds(_part(work.path, unit), rows)
+
+
+def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt]]:
+    """Units of work ``<benchmark>-<number>``: at most ``size`` prompts of one benchmark each."""
+    return {
+        f"{name}-{start // size:05d}": listed[start : start + size]
+        for name, listed in prompts.items()
+        for start in range(0, len(listed), size)
+    }
+
+
+def _part(folder: Path, unit: str) -> Path:
+    return folder / ROUNDS / f"{unit}.parquet"
+
+
+def _facts(config: Config, job: Job, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> Facts:
+    return Facts(
+        draft=job.name,
+        target=config.target.name,
+        sampler=job.sampler.effective(),
+        threshold=config.evaluate.threshold,
+        max_new_tokens=config.evaluate.max_new_tokens,
+        thinking=config.target.thinking,
+        device=str(speaker.target.device),
+        dtype=config.target.dtype,
+        prompts={name: len(listed) for name, listed in prompts.items()},
+    )
+
+
+def _counts(result: dict[str, Any]) -> dict[str, Any]:
+    """What the manifest says: totals over benchmarks, and the macro-averaged figures."""
+    benchmarks = result["benchmarks"].values()
+    names = ("prompts", "answers", "rounds", "tokens", "too_long")
+    counts: dict[str, Any] = {name: sum(b["counts"].get(name, 0) for b in benchmarks) for name in names}
+    macro = result["macro"] or {}
+    return counts | {name: macro[name]["value"] for name in ("accepted_length", "speedup") if name in macro}
+
+
+def _track(config: Config, store: Store, artifact: Artifact, draft: Artifact | Path) -> None:
+    """Send the figures to the tracker; the artifact itself is the record."""
+    manifest = artifact.manifest
+    figures = flat_metrics(read_json(artifact.path / SUMMARY))
+    with tempfile.TemporaryDirectory() as state:  # one step, sent once: nothing to go on from
+        tracker = Tracker(
+            config.tracking,
+            store.root,
+            Path(state),
+            manifest.fingerprint[:16],
+            artifact.reference,
+            manifest.config,
+        )
+        tracker.log(0, figures)
+        tracker.artifact(artifact, {"draft": draft} if isinstance(draft, Artifact) else {})
+        tracker.finish()
+
+
+def _show_plan(config: Config, job: Job, prompts: dict[str, list[Prompt]], root: Path) -> None:
+    """Prompts, tokens, bytes and time; the time from a few tokens decoded now."""
+    speaker = _speaker(config, job)
+    every = [prompt for listed in prompts.values() for prompt in listed]
+    seconds = speaker.warm_up(every[0])
+    rows, total = [], 0
+    for name, listed in prompts.items():
+        asked = sum(len(speaker.first_turn(prompt)) for prompt in listed)
+        turns = sum(m["role"] == "user" for prompt in listed for m in prompt.messages)
+        new = turns * config.evaluate.max_new_tokens
+        total += new
+        rows.append((name, len(listed), turns, f"{asked:,}", f"{new:,}"))
+    columns = ("benchmark", "prompts", "answers", "prompt tokens (first turn)", "new tokens, at most")
+    console.table(f"Plan: evaluate {job.name} on {config.target.name}", columns, rows)
+    ways = 2 if config.evaluate.baseline else 1
+    free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
+    console.say(
+        f"At {1000 * seconds:.0f} ms a token {console.duration(total * ways * seconds)} at most on one rank, "
+        f"{console.size(total * ways * BYTES_A_ROUND)} at most, {console.size(free)} free. Nothing was done."
+    )

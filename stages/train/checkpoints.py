@@ -1,0 +1,119 @@
+"""Checkpoints that are there whole or not at all, and which of them a run goes on from.
+
+``checkpoints/step-00000040/`` holds DeepSpeed's files and ``complete.json`` (step, ranks, sizes of all
+files), which is written last, before the folder gets its name by rename (pitfalls 20, 34).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from data_specs.manifest import read_json, write_json
+from pipeline.config import ConfigError
+
+COMPLETE = "complete.json"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What has to be equal for a checkpoint to be loaded: its files are cut accordingly."""
+
+    world_size: int
+    stage: int
+    names: list[str]  # trainable tensors
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint after ``step`` steps."""
+
+    path: Path
+    step: int
+    layout: Layout
+
+
+def partial_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint of ``step`` is written before it is complete."""
+    return folder / f".partial-{step:08d}"
+
+
+def begin(folder: Path, step: int) -> Path:
+    """An empty ``partial_folder``; what a killed process left there is removed."""
+    path = partial_folder(folder, step)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def complete(folder: Path, step: int, layout: Layout) -> Checkpoint:
+    """Turn the written ``partial_folder`` into a checkpoint; all ranks have written their part."""
+    partial, path = partial_folder(folder, step), folder / f"step-{step:08d}"
+    files = {}
+    for file in sorted(p for p in partial.rglob("*") if p.is_file()):
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+        files[file.relative_to(partial).as_posix()] = file.stat().st_size
+    write_json(partial / COMPLETE, {"step": step, "layout": asdict(layout), "files": files})
+    remove(path)
+    partial.rename(path)
+    return Checkpoint(path, step, layout)
+
+
+def complete_ones(folder: Path) -> list[Checkpoint]:
+    """Complete checkpoints below ``folder``, oldest first; one that lacks a file or is short is none."""
+    found = (_read(path) for path in sorted(folder.glob("step-*")))
+    return [checkpoint for checkpoint in found if checkpoint is not None]
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint; when that is interrupted it is incomplete, not damaged."""
+    (path / COMPLETE).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def tidy(folder: Path, keep: int) -> list[Checkpoint]:
+    """Remove all but the newest ``keep`` complete checkpoints; returns those that stay."""
+    kept = complete_ones(folder)[-max(1, keep) :]
+    for path in folder.glob("*"):
+        if path not in [checkpoint.path for checkpoint in kept]:
+            remove(path)
+    return kept
+
+
+def check_layout(checkpoint: Checkpoint, layout: Layout) -> None:
+    """Raise ``ConfigError`` unless ``checkpoint`` can be loaded with ``layout`` (pitfall 35)."""
+    for key, had, has in (
+        ("ranks", checkpoint.layout.world_size, layout.world_size),
+        ("deepspeed.stage", checkpoint.layout.stage, layout.stage),
+    ):
+        if had != has:
+            raise ConfigError(
+                f"{key}={has}: the checkpoint to resume from was written with {key}={had}; go on with {had}, "
+                f"or remove {checkpoint.path} to start again"
+            )
+    if checkpoint.layout.names != layout.names:
+        different = sorted(set(checkpoint.layout.names) ^ set(layout.names))
+        raise ConfigError(
+            f"{checkpoint.path}: was written for another draft; different tensors: {different[:5]}"
+        )
+
+
+def _read(path: Path) -> Checkpoint | None:
+    if not (path / COMPLETE).is_file():
+        return None
+    record = read_json(path / COMPLETE)
+    for name, size in record["files"].items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != size:
+            return None
+    return Checkpoint(path, record["step"], Layout(**record["layout"]))
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The checkpoint that a run goes on from."""
+    found: Sequence[Checkpoint] = complete_ones(folder)
+    return found[-1] if found else None

@@ -1,0 +1,277 @@
+"""DeepSpeed: the only module that imports it.
+
+Precision: under ``bf16`` every ZeRO stage runs with torch autocast over fp32 parameters. DeepSpeed's own bf16
+mode would round the frozen embedding and head of an fp32 target, sum micro-batches in bf16, and at stage 0 it
+takes a step with zero gradients (Adam's first update becomes 0.744 lr). Drafts are small: fp32 parameters
+cost little.
+
+Checkpoints are DeepSpeed's, which are torch pickles. They stay in the run's own folder and are read by the
+run that wrote them only; no artifact holds one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeline import ranks
+from pipeline.config import ConfigError, DeepSpeedConfig, TrainConfig
+from pipeline.drafts.base import Draft, LossTerms, LossWeights
+from stages.train.batches import Micro
+
+TIMEOUT = datetime.timedelta(
+    minutes=30
+)  # longest wait for another rank: rank 0 may be hashing a large artifact
+TAG = "engine"
+
+
+class _LossModule(nn.Module):
+    """The draft with ``forward`` = ``loss``, which is what DeepSpeed wraps.
+
+    Its output is a plain tuple: ZeRO-3 looks for tensors in tuples and lists only, and hooks its gathering of
+    parameters to them.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__()
+        self.draft = draft
+
+    def forward(self, micro: Micro, weights: LossWeights, chunk_slots: int) -> tuple[Tensor | None, ...]:
+        terms = self.draft.loss(micro.batch, micro.blocks, micro.supervision, weights, chunk_slots)
+        return tuple(getattr(terms, field.name) for field in fields(terms))
+
+
+class Engine:
+    """A draft, its optimizer, and the process group; use inside ``process_group``."""
+
+    def __init__(self, draft: Draft, train: TrainConfig, config: DeepSpeedConfig, micro_steps: int) -> None:
+        import deepspeed
+
+        self.draft, self.stage, self.micro_steps = draft, config.stage, micro_steps
+        self.device = device()
+        trainable = draft.trainable_parameters()
+        self._squares = torch.zeros(
+            (), device=self.device
+        )  # squared norms of the gradients of each backward pass
+        for parameter in trainable:
+            parameter.register_hook(self._add_square)
+        optimizer = torch.optim.AdamW(
+            trainable, lr=train.lr, betas=_pair(train.betas), weight_decay=train.weight_decay
+        )
+        self._engine, *_ = deepspeed.initialize(
+            model=_LossModule(draft.to(self.device)),
+            optimizer=optimizer,
+            config=engine_config(train, config, micro_steps, ranks.world_size()),
+        )
+
+    def loss(self, micro: Micro, weights: LossWeights, chunk_slots: int) -> LossTerms:
+        """Loss terms of one micro-batch, in the run's precision; a step has ``micro_steps`` of them."""
+        self._engine.train()
+        return LossTerms(*self._engine(micro, weights, chunk_slots))
+
+    @torch.no_grad()
+    def evaluate(self, micro: Micro, weights: LossWeights, chunk_slots: int) -> LossTerms:
+        """The same in evaluation mode, without gradients; every rank calls it as often."""
+        self._engine.eval()
+        return LossTerms(*self._engine(micro, weights, chunk_slots))
+
+    def backward(self, total: Tensor, global_weight: float) -> None:
+        """Add the gradient of ``total / global_weight`` (the whole step's weight, over all ranks).
+
+        DeepSpeed averages over ranks, hence the factor; its division by the micro-batches is turned off.
+        """
+        self._engine.backward(total * (ranks.world_size() / global_weight), scale_wrt_gas=False)
+        if not self._engine.is_gradient_accumulation_boundary():
+            self._engine.step()  # counts the micro-batch; nothing is updated yet
+
+    def step(self, lr: float) -> float:
+        """Clip and update with rate ``lr``; returns the gradient's global norm before clipping."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        # At stage 0 DeepSpeed reports no norm, but gradients are whole and already averaged.
+        norm = _norm(self.draft.trainable_parameters()) if self.stage == 0 else None
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm() if norm is None else norm)
+
+    def take_square(self) -> Tensor:
+        """Squared norms of this rank's gradients since the last call (not finite if any entry was not)."""
+        square, self._squares = self._squares, torch.zeros_like(self._squares)
+        return square
+
+    def _add_square(self, gradient: Tensor) -> None:
+        self._squares += torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square()
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's part of a checkpoint into ``folder``; all ranks call it.
+
+        Frozen tensors are left out.
+        """
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
+
+    def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote at the same stage and world size, else raise ``RuntimeError``."""
+        # strict=False because frozen tensors are not in it; the caller has compared the names of the others.
+        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
+        if path is None:  # at another stage DeepSpeed returns None without raising
+            raise RuntimeError(f"{folder}: DeepSpeed did not load this checkpoint")
+
+    @contextmanager
+    def gathered(self) -> Iterator[Draft]:
+        """The draft with whole parameters (ZeRO-3 has parts); to read only, on all ranks together."""
+        import deepspeed
+
+        parameters = list(self.draft.parameters()) if self.stage == 3 else []
+        with deepspeed.zero.GatheredParameters(parameters, enabled=self.stage == 3):
+            yield self.draft
+
+    def close(self) -> None:
+        """Release DeepSpeed's buffers and hooks."""
+        self._engine.destroy()
+
+
+def engine_config(
+    train: TrainConfig, config: DeepSpeedConfig, micro_steps: int, world_size: int
+) -> dict[str, Any]:
+    """DeepSpeed's JSON. Raises ``ConfigError`` for an offload that stage 0 does not have."""
+    if config.offload_optimizer and config.stage == 0:
+        raise ConfigError("deepspeed.offload_optimizer needs deepspeed.stage of at least 1")
+    zero: dict[str, Any] = {"stage": config.stage}
+    if config.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    made = {
+        "train_micro_batch_size_per_gpu": train.micro_batch,
+        "gradient_accumulation_steps": micro_steps,
+        "train_batch_size": train.micro_batch * micro_steps * world_size,
+        "gradient_clipping": train.clip,
+        "zero_optimization": zero,
+        # FusedAdam and CPUAdam compile C++ for minutes; torch's AdamW needs these two.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        # No module is "safe" for bf16 communication: gradients are summed over ranks in fp32.
+        "torch_autocast": {
+            "enabled": train.dtype == "bf16",
+            "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
+        },
+        "steps_per_print": 2**31,
+    }
+    return merged(made, config.extra)
+
+
+def merged(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``extra`` merged into it, level by level."""
+    both = dict(base)
+    for key, value in extra.items():
+        nested = isinstance(value, dict) and isinstance(both.get(key), dict)
+        both[key] = merged(both[key], value) if nested else value
+    return both
+
+
+def device() -> torch.device:
+    """This rank's GPU, or the CPU where there is none (or DS_ACCELERATOR=cpu says so)."""
+    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda":
+        return torch.device("cuda", ranks.local_rank())
+    return torch.device("cpu")
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Join the processes of the run (a run of one included) for the duration of the block.
+
+    DRAFTLINE_DEEPSPEED_LOG=INFO lets DeepSpeed say what it does.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    logging.getLogger("compilers").setLevel(logging.WARNING)  # its import tries out a compiler, and says so
+    import deepspeed
+
+    deepspeed.utils.logger.setLevel(os.environ.get("DRAFTLINE_DEEPSPEED_LOG", "WARNING"))
+    # Its C++ would be compiled for a minute, for nothing: gloo does the same on one machine.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
+    with ranks.rendezvous():
+        if device().type == "cuda":
+            torch.cuda.set_device(device())
+        deepspeed.init_distributed(auto_mpi_discovery=False, timeout=TIMEOUT, verbose=False)
+        try:
+            yield
+        finally:
+            deepspeed.comm.destroy_process_group()
+            deepspeed.comm.comm.cdb = None  # else the next group in this process would be taken for this one
+
+
+def sum_over_ranks(values: Sequence[Tensor | float]) -> list[float]:
+    """Each value summed over all ranks, in fp64; all ranks call it with as many."""
+    parts = [torch.as_tensor(value, dtype=torch.float64, device=device()).detach() for value in values]
+    total = torch.stack(parts)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def gather(value: Any) -> list[Any]:
+    """``value`` of every rank, in order of rank, on all ranks."""
+    values: list[Any] = [None] * ranks.world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_main(value: Any) -> Any:
+    """Rank 0's ``value``, on all ranks."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def on_main(action: Callable[[], Any]) -> Any:
+    """Run ``action`` on rank 0 while the others wait, however long it takes; its result is rank 0's only.
+
+    Its error is raised on rank 0 (then torchrun ends the others, or they end with ``RuntimeError``).
+    """
+    if ranks.world_size() == 1:
+        return action()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(action) if ranks.is_main() else None
+        # One short collective after another: a single long one would run into the group's timeout.
+        while (state := from_main(_state(future))) == "running":
+            pass
+        if future is not None:
+            return future.result()
+    if state == "failed":
+        raise RuntimeError("rank 0 failed; its message says why")
+    return None
+
+
+def _state(future: Future[Any] | None) -> str:
+    if future is None:
+        return ""
+    wait([future], timeout=5)
+    if not future.done():
+        return "running"
+    return "failed" if future.exception() else "done"
+
+
+def barrier() -> None:
+    """Wait until all ranks are here."""
+    dist.barrier()
+
+
+def _pair(betas: Sequence[float]) -> tuple[float, float]:
+    if len(betas) != 2:
+        raise ConfigError(f"train.betas={list(betas)}: expected two numbers")
+    return betas[0], betas[1]
+
+
+def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

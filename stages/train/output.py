@@ -1,0 +1,42 @@
+"""Draft folders that a run writes, and the check that what must not be trained was not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pipeline.drafts import checkpoint
+from pipeline.drafts.base import FROZEN, Draft
+from pipeline.target import TargetTensors
+
+
+def save_draft(draft: Draft, folder: Path, dtype: torch.dtype) -> None:
+    """Write ``draft`` into ``folder``, which holds the whole old one, nothing, or the whole new one."""
+    partial = folder.with_name(f".partial-{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    checkpoint.save(draft, partial, dtype)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def check_frozen(folder: Path, tensors: TargetTensors) -> None:
+    """Raise ``RuntimeError`` unless embedding and head in ``folder`` have the target's bits (pitfall 25)."""
+    from safetensors import safe_open
+
+    expected = dict(zip(FROZEN, (tensors.embedding, tensors.head), strict=True))
+    with safe_open(folder / checkpoint.WEIGHTS, framework="pt") as file:
+        for name in expected.keys() & set(file.keys()):
+            if not same_bits(file.get_tensor(name), expected[name]):
+                raise RuntimeError(
+                    f"{folder / checkpoint.WEIGHTS}: {name} is not the target's: training changed it"
+                )
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal in type, shape and every bit (NaN equals NaN, 0 differs from -0)."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

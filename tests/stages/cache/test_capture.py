@@ -1,0 +1,467 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+import torch
+
+from data_specs.answers import SCHEMA, AnswerRow, write_answers
+from data_specs.manifest import Manifest, folder_records
+from data_specs.target_cache import CacheError
+from pipeline.artifacts import Artifact, Store
+from pipeline.cache_store import CacheReader
+from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, TargetConfig
+from pipeline.target import States, Target
+from stages.cache import capture as module
+from stages.cache.capture import Planned, capture, plan_batches, plan_capture, run_capture
+
+LENGTHS = ((4, 6), (3, 9), (8, 2), (5, 5), (2, 20), (7, 1))  # prompt and answer tokens
+
+
+def row_of(number: int, prompt: int, answer: int, **changes: object) -> AnswerRow:
+    generator = torch.Generator().manual_seed(number)
+    values: dict[str, object] = {
+        "key": f"{number:02d}" * 32, "split": "heldout" if number % 3 == 2 else "train",
+        "category": None, "turn": 0,
+        "prompt_ids": torch.randint(250, (prompt,), generator=generator).tolist(),
+        "answer_ids": torch.randint(250, (answer,), generator=generator).tolist(),
+        "finish_reason": "stop", "messages": "[]", "thinking": None, "sampling": "{}",
+    }  # fmt: skip
+    return AnswerRow(**(values | changes))  # type: ignore[arg-type]
+
+
+ROWS = [row_of(number, *lengths) for number, lengths in enumerate(LENGTHS)]
+
+
+def table_of(rows: Sequence[AnswerRow]) -> pa.Table:
+    return pa.Table.from_pylist([vars(row) for row in rows], SCHEMA)
+
+
+def answers_of(root: Path, rows: Sequence[AnswerRow]) -> Artifact:
+    """A committed answers artifact, in two files out of order."""
+    store = Store(root)
+    work = store.begin("answers", "tiny_words", 1, "a" * 64, {}, {})
+    write_answers(work.path / "00001.parquet", rows[:2])
+    write_answers(work.path / "00000.parquet", rows[2:])
+    return store.commit(work, {})
+
+
+def config_of(target_folder: Path, root: Path, **capture_changes: object) -> Config:
+    settings: dict[str, object] = {
+        "max_length": 64, "batch_tokens": 40, "segment_tokens": 24, "chunk_tokens": 4, "shard_tokens": 16,
+    }  # fmt: skip
+    return Config(
+        target=TargetConfig(
+            name="tiny", path=str(target_folder), dtype="float32", device="cpu", taps=[-1, 0, 3]
+        ),
+        data=DataConfig(name="words"),
+        capture=CaptureConfig(**(settings | capture_changes)),  # type: ignore[arg-type]
+        artifacts=str(root),
+    )
+
+
+def run(target_folder: Path, root: Path, rows: Sequence[AnswerRow] = ROWS, **changes: object) -> Artifact:
+    config = config_of(target_folder, root, **changes)
+    artifact = run_capture(config, Store(root), answers_of(root, rows))
+    assert artifact is not None
+    return artifact
+
+
+@pytest.fixture(scope="module")
+def target(target_folder: Path) -> Target:
+    return Target.load(config_of(target_folder, target_folder).target)
+
+
+@pytest.fixture(scope="module")
+def made(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return run(target_folder, tmp_path_factory.mktemp("made"))
+
+
+# --- what is stored ---
+
+
+def test_the_cache_holds_what_the_target_computes_for_each_sample_alone(
+    made: Artifact, target: Target
+) -> None:
+    """Pitfalls 15 to 17: batched = single, taps = the named layers, head on the last state = logits."""
+    reader = CacheReader(made.path)
+    reader.verify()
+    assert reader.keys == [f"{number:02d}" * 32 + ":0" for number in range(6)]
+    assert reader.splits == ["train", "train", "heldout", "train", "train", "heldout"]
+    assert reader.lengths.tolist() == [10, 12, 10, 10, 22, 8]
+    for i, row in enumerate(ROWS):
+        sample = reader.read(i)
+        assert sample.input_ids.tolist() == row.prompt_ids + row.answer_ids
+        assert sample.loss_mask.tolist() == [False] * len(row.prompt_ids) + [True] * len(row.answer_ids)
+        model = target.model(input_ids=sample.input_ids[None], output_hidden_states=True)
+        for tap in (-1, 0):
+            got = sample.hidden[:, reader.spec.columns(tap)]
+            assert torch.allclose(got, model.hidden_states[tap + 1][0], atol=1e-5)
+        assert torch.allclose(target.logits(sample.last_hidden), model.logits[0], atol=1e-4)
+
+
+def test_states_are_stored_bit_for_bit(made: Artifact, target: Target) -> None:
+    """The tapped layer = a forward hook on it, exactly, for the very batch that was run."""
+    reader = CacheReader(made.path)
+    sample = reader.read(4)  # alone in its segment, so alone in its batch
+    seen = {}
+    hook = target.decoder.layers[3].register_forward_hook(lambda _, __, out: seen.update(out=out))
+    states = target.run(sample.input_ids[None])
+    hook.remove()
+    assert torch.equal(sample.hidden[:, reader.spec.columns(3)], seen["out"][0])
+    assert torch.equal(sample.hidden, states.hidden[0])
+    assert torch.equal(sample.last_hidden, states.last_hidden[0])
+
+
+def test_a_bf16_target_is_stored_in_bf16(target_folder: Path, tmp_path: Path) -> None:
+    config = config_of(target_folder, tmp_path)
+    config.target.dtype = "bfloat16"
+    artifact = run_capture(config, Store(tmp_path), answers_of(tmp_path, ROWS))
+    assert artifact is not None
+    sample = CacheReader(artifact.path).read(4)
+    states = Target.load(config.target).run(sample.input_ids[None])
+    assert sample.hidden.dtype == torch.bfloat16
+    assert torch.equal(sample.hidden, states.hidden[0])
+    assert torch.equal(sample.last_hidden, states.last_hidden[0])
+
+
+def test_top_k_logits_and_their_log_sum_exp(target_folder: Path, tmp_path: Path, target: Target) -> None:
+    artifact = run(target_folder, tmp_path, logits="topk", top_k=5)
+    sample = CacheReader(artifact.path).read(4)
+    expected = target.logits(sample.last_hidden)
+    assert sample.logits is not None
+    assert sample.logits.ids is not None
+    assert sample.logits.lse is not None
+    assert torch.equal(sample.logits.ids.long(), expected.topk(5).indices)
+    assert torch.equal(sample.logits.values, expected.topk(5).values)
+    assert torch.allclose(sample.logits.lse, expected.logsumexp(-1))
+
+
+def test_full_logits(target_folder: Path, tmp_path: Path, target: Target) -> None:
+    sample = CacheReader(run(target_folder, tmp_path, logits="full").path).read(4)
+    assert sample.logits is not None
+    assert torch.equal(sample.logits.values, target.logits(sample.last_hidden))
+
+
+def test_the_manifest_says_what_the_slots_are_and_counts(made: Artifact) -> None:
+    """Pitfalls 13 and 16."""
+    target = made.manifest.config["target"]
+    assert target["slots"] == {"slot0": "embedding", "slot1": "layer0", "slot2": "layer3"}
+    assert (target["dtype"], target["thinking"], target["vocab_size"]) == ("float32", None, 272)
+    assert len(target["identity"]) == len(target["tokenizer"]) == 64
+    assert made.manifest.parents == {"answers": "a" * 64}
+    counts = made.manifest.counts
+    assert counts["bytes"] > 72 * (4 * 32 * 4 + 5)
+    assert {name: counts[name] for name in counts if name != "bytes"} == {
+        "samples": 6, "tokens": 72, "supervised": 43, "truncated": 0, "left_out": {},
+        "splits": {"train": 4, "heldout": 2},
+    }  # fmt: skip
+    assert made.reference == "tiny_words:v0"
+
+
+def test_token_counts_tell_which_ids_occur(made: Artifact) -> None:
+    """Pitfall 26: the mask token must not be one of them."""
+    counts = CacheReader(made.path).token_counts
+    expected = torch.bincount(
+        torch.tensor([i for row in ROWS for i in row.prompt_ids + row.answer_ids]), minlength=272
+    )
+    assert counts.tolist() == expected.tolist()
+    assert counts[250:].sum() == 0
+
+
+# --- the plan ---
+
+
+def plan_of(rows: Sequence[AnswerRow], **changes: object) -> module.Plan:
+    return plan_capture(table_of(rows), CaptureConfig(**changes), 272)  # type: ignore[arg-type]
+
+
+def test_rows_without_a_supervised_token_are_left_out_and_counted() -> None:
+    """Pitfall 11: fully masked after truncation; never cached."""
+    rows = [
+        row_of(0, 10, 5),  # cut in its answer
+        row_of(1, 12, 5),  # cut before its answer
+        row_of(2, 5, 0),
+        row_of(3, 0, 1),  # the first token is nobody's label
+        row_of(4, 3, 3),
+        row_of(5, 3, 3, split="benchmark"),
+    ]
+    plan = plan_of(rows, max_length=12)
+    assert [sample.key[:2] for sample in plan.samples] == ["00", "04"]
+    assert plan.left_out == {"no supervised token": 3, "split benchmark": 1}
+    assert plan.truncated == 1
+    assert plan.samples[0].loss_mask.tolist() == [False] * 10 + [True] * 2
+
+
+def test_the_plan_does_not_depend_on_the_order_of_the_answers() -> None:
+    rows = [*ROWS, row_of(6, 3, 4, key="00" * 32, turn=1)]
+    plan, other = plan_of(rows, segment_tokens=24), plan_of(rows[::-1], segment_tokens=24)
+    assert [sample.key for sample in plan.samples] == [sample.key for sample in other.samples]
+    assert [sample.key[-4:] for sample in plan.samples[:3]] == ["00:0", "00:1", "01:0"]
+    assert plan.segments == other.segments == [[0, 1], [2, 3], [4], [5], [6]]
+
+
+def test_an_id_that_the_target_does_not_have_is_named() -> None:
+    with pytest.raises(CacheError, match="sample 0000.*:0: expected ids below 272, got 272"):
+        plan_of([row_of(0, 3, 3, answer_ids=[1, 272])])
+
+
+def test_nothing_to_cache_is_an_error() -> None:
+    with pytest.raises(
+        CacheError, match="no sample to cache: 1 answers read, left out: {'no supervised token': 1}"
+    ):
+        plan_of([row_of(0, 3, 0)])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([9, 2, 3, 4], [[1, 2, 3], [0]]),  # 3 * 4 = 12 with padding; a fourth of 9 would be 36
+        ([20, 1], [[1], [0]]),
+        ([6, 6, 6], [[0, 1], [2]]),
+        ([], []),
+    ],
+)
+def test_batches_are_sorted_by_length_and_bounded_with_their_padding(
+    lengths: list[int], expected: list[list[int]]
+) -> None:
+    assert plan_batches(lengths, 12) == expected
+
+
+def test_plan_prints_and_does_nothing_else(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    config = config_of(target_folder, tmp_path)
+    config.plan = True
+    answers = answers_of(tmp_path, ROWS)
+    before = sorted(tmp_path.rglob("*"))
+    assert run_capture(config, Store(tmp_path), answers) is None
+    assert sorted(tmp_path.rglob("*")) == before
+    shown = " ".join(capsys.readouterr().out.split())
+    # Segments of 22, 20, 22 and 8 tokens in chunks of 4: 24 + 20 + 24 + 8 tokens of 4 * 32 * 4 + 5 bytes.
+    for text in (
+        "samples 6",
+        "tokens 72",
+        "supervised tokens 43",
+        "bytes before compression 39.3 kB",
+        "free disk",
+    ):
+        assert text in shown
+    assert "expected time (estimate)" in shown
+
+
+# --- what is refused ---
+
+
+def test_a_cache_that_does_not_fit_is_refused_before_it_starts(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(Target, "load", lambda *_: pytest.fail("the target was loaded"))
+    with pytest.raises(CacheError, match=r"needs 39.3 kB \(39292 bytes\), free are 1.0 kB \(1000\)"):
+        run(target_folder, tmp_path)
+
+
+@pytest.mark.parametrize(("configured", "answered"), [(None, True), (False, True), (True, None)])
+def test_another_thinking_mode_is_refused(
+    target_folder: Path, tmp_path: Path, configured: bool | None, answered: bool | None
+) -> None:
+    """Pitfall 4."""
+    config = config_of(target_folder, tmp_path)
+    config.target.thinking = configured
+    rows = [row_of(0, 3, 3, thinking=configured), row_of(1, 3, 3, thinking=answered)]
+    with pytest.raises(
+        ConfigError, match=f"target.thinking={configured}: the answers tiny_words:v0 .*{answered}"
+    ):
+        run_capture(config, Store(tmp_path), answers_of(tmp_path, rows))
+
+
+def planned(length: int, key: str = "k") -> Planned:
+    return Planned(key, "train", torch.arange(length), torch.ones(length, dtype=torch.bool))
+
+
+def test_states_that_are_not_finite_name_the_sample(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 15."""
+    spec = module._spec(config_of(target.folder, target.folder), target.config)
+    original = target.run
+
+    def poisoned(ids: torch.Tensor) -> States:
+        states = original(ids)
+        hidden = states.hidden.clone()
+        hidden[1, 2, 0] = float("nan")
+        return States(hidden, states.last_hidden)
+
+    monkeypatch.setattr(target, "run", poisoned)
+    with pytest.raises(CacheError, match="sample second: hidden: not finite at token 2 of 6"):
+        list(capture(target, [planned(5, "first"), planned(6, "second")], spec, 100))
+
+
+def test_states_of_another_length_name_the_sample(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 15: fewer rows than tokens."""
+    spec = module._spec(config_of(target.folder, target.folder), target.config)
+    original = target.run
+    monkeypatch.setattr(target, "run", lambda ids: original(ids[:, 1:]))
+    with pytest.raises(CacheError, match=r"sample first: expected states of \(1, 5\) tokens, got \(1, 4\)"):
+        list(capture(target, [planned(5, "first")], spec, 100))
+
+
+# --- doing it once, and going on ---
+
+
+def test_the_same_cache_is_not_made_again(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    first = run(target_folder, tmp_path)
+    monkeypatch.setattr(Target, "load", lambda *_: pytest.fail("the target was loaded"))
+    store = Store(tmp_path)
+    again = run_capture(
+        config_of(target_folder, tmp_path, batch_tokens=9), store, store.resolve("answers", "tiny_words")
+    )
+    assert again is not None
+    assert again.path == first.path
+    assert f"already there: tiny_words:v0 ({first.path})" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["max_length", "segment_tokens", "codec", "logits", "taps", "dtype", "thinking", "template", "answers"],
+)
+def test_whatever_changes_the_contents_changes_the_fingerprint(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Pitfall 13."""
+    keys: list[str] = []
+
+    def find(kind: str, key: str) -> SimpleNamespace:
+        keys.append(key)
+        return SimpleNamespace(reference=kind, path="there")
+
+    store = SimpleNamespace(find=find)
+    answers = SimpleNamespace(manifest=SimpleNamespace(fingerprint="a" * 64))
+    config = config_of(target_folder, tmp_path)
+    run_capture(config, store, answers)  # type: ignore[arg-type]
+    run_capture(config, store, answers)  # type: ignore[arg-type]
+    settings = {"max_length": 60, "segment_tokens": 30, "codec": "zstd", "logits": "full"}
+    if change in settings:
+        setattr(config.capture, change, settings[change])
+    elif change == "answers":
+        answers.manifest.fingerprint = "b" * 64
+    elif change == "template":
+        monkeypatch.setattr(module.targets, "tokenizer_identity", lambda _: "another")
+    else:
+        setattr(config.target, change, {"taps": [0, 1], "dtype": "bfloat16", "thinking": True}[change])
+    run_capture(config, store, answers)  # type: ignore[arg-type]
+    assert keys[0] == keys[1]
+    assert keys[2] != keys[0]
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from pipeline.artifacts import Store
+from stages.cache import capture
+sys.path.insert(0, {tests!r})
+from test_capture import config_of
+original = capture.write_segment
+def slow(*args):
+    time.sleep({pause})
+    original(*args)
+capture.write_segment = slow
+store, config = Store({root!r}), config_of(Path({target!r}), Path({root!r}))
+print(capture.run_capture(config, store, store.resolve("answers", "tiny_words")).path)
+"""
+
+
+def start(target_folder: Path, root: Path, pause: float, rank: int = 0, ranks: int = 1) -> subprocess.Popen:
+    code = SCRIPT.format(
+        tests=str(Path(__file__).parent), root=str(root), target=str(target_folder), pause=pause
+    )
+    environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def claims_of(pid: int, folder: Path) -> list[str]:
+    """Segments that process ``pid`` is at work on."""
+    claims = [path for path in folder.glob(".partial-*/claims/0*") if f'"pid": {pid},' in path.read_text()]
+    return [path.name for path in claims]
+
+
+def same_contents(one: Manifest, other: Manifest) -> bool:
+    """Equal arrays, index and records, whoever made them in however many runs."""
+    return one.files == other.files and one.counts == other.counts and one.fingerprint == other.fingerprint
+
+
+def test_two_ranks_and_a_kill_end_in_the_unbroken_cache(
+    made: Artifact, target_folder: Path, tmp_path: Path
+) -> None:
+    """Must hold 5; pitfalls 18, 20, 21: kill -9 of one of two ranks in its segment; the other takes over."""
+    answers_of(tmp_path, ROWS)
+    ranks = [start(target_folder, tmp_path, pause, rank, 2) for rank, pause in ((0, 1.0), (1, 0.3))]
+    partial = tmp_path / "cache/tiny_words"
+    deadline = time.monotonic() + 60
+    while not claims_of(ranks[0].pid, partial) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ranks[0].poll() is None
+    os.kill(ranks[0].pid, signal.SIGKILL)
+    assert ranks[1].wait(90) == 0
+    ranks[0].wait(10)
+    found = Store(tmp_path).list("cache")
+    assert [artifact.reference for artifact in found] == ["tiny_words:v0"]
+    assert same_contents(found[0].manifest, made.manifest)
+    CacheReader(found[0].path).verify()
+
+
+def test_a_killed_capture_goes_on_with_what_is_missing(
+    made: Artifact, target_folder: Path, tmp_path: Path
+) -> None:
+    """Must hold 5; pitfall 20: one finished segment was damaged while nobody ran."""
+    answers_of(tmp_path, ROWS)
+    process = start(target_folder, tmp_path, 0.5)
+    segments: list[Path] = []
+    deadline = time.monotonic() + 60
+    while len(segments) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        segments = sorted((tmp_path / "cache/tiny_words").glob(".partial-*/segments/0*"))
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(10)
+    chunk = segments[0] / "hidden/c/0/0"
+    kept = (segments[1] / "segment.json").stat().st_mtime_ns
+    chunk.write_bytes(chunk.read_bytes()[:-3])
+    store = Store(tmp_path)
+    artifact = run_capture(config_of(target_folder, tmp_path), store, store.resolve("answers", "tiny_words"))
+    assert artifact is not None
+    assert same_contents(artifact.manifest, made.manifest)
+    assert (artifact.path / "segments" / segments[1].name / "segment.json").stat().st_mtime_ns == kept
+    assert folder_records(artifact.path) == artifact.manifest.files
+
+
+def test_a_segment_damaged_before_the_commit_is_not_committed(
+    made: Artifact, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pitfall 20: of the right size, so only the checksum tells."""
+    original = module.write_segment
+
+    def damaging(folder: Path, number: int, *rest: object) -> None:
+        original(folder, number, *rest)  # type: ignore[arg-type]
+        if number == 1:
+            path = folder / "segments/00001/hidden/c/0/0"
+            data = bytearray(path.read_bytes())
+            data[5] ^= 4
+            path.write_bytes(data)
+
+    monkeypatch.setattr(module, "write_segment", damaging)
+    with pytest.raises(CacheError, match="segments/00001/hidden/c/0/0: damaged.*run the same command again"):
+        run(target_folder, tmp_path)
+    assert Store(tmp_path).list("cache") == []
+    monkeypatch.undo()
+    store = Store(tmp_path)
+    artifact = run_capture(config_of(target_folder, tmp_path), store, store.resolve("answers", "tiny_words"))
+    assert artifact is not None
+    assert same_contents(artifact.manifest, made.manifest)

@@ -1,0 +1,118 @@
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from pipeline.config import ConfigError, TargetConfig
+from pipeline.rows import Rejection
+from pipeline.target import Target
+from stages.cache import engine_hf
+from stages.cache.engine import Reply, Request, Settings
+from stages.cache.engine_hf import HfEngine, Picker, check_settings, decode
+
+PROMPTS = ["a", "what is it?", "zz" * 20, "", "hello there", "0123456789"]
+
+
+@pytest.fixture(scope="module")
+def target(target_folder: Path) -> Target:
+    return Target.load(
+        TargetConfig(name="t", path=str(target_folder), dtype="float32", device="cpu"), taps=[0]
+    )
+
+
+def prompt_ids(text: str) -> list[int]:
+    return [257, *tiny.tokenizer()(text)["input_ids"], 258]
+
+
+def greedy() -> Picker:
+    return Picker(Settings(1, 0.0), torch.Generator())
+
+
+def generate(target: Target, ids: list[int], limit: int, **options) -> list[int]:
+    """transformers' own loop on one sequence."""
+    out = target.model.generate(
+        torch.tensor([ids]), max_new_tokens=limit, do_sample=False, eos_token_id=list(target.eos), **options
+    )
+    return out[0, len(ids) :].tolist()
+
+
+def requests(limit: int) -> list[Request]:
+    return [Request([{"role": "user", "content": text}], prompt_ids(text), limit) for text in PROMPTS]
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.875, 1.0])
+def test_a_batch_equals_generate_on_each_alone(target: Target, monkeypatch: pytest.MonkeyPatch, keep: float):
+    """Left padding and the rows that leave change no answer (keep 1: they leave at once; 0: never)."""
+    monkeypatch.setattr(engine_hf, "KEEP_SHARE", keep)
+    prompts, limits = [prompt_ids(text) for text in PROMPTS], [40, 3, 40, 25, 40, 1]
+    got = dict(decode(target, prompts, limits, greedy()))
+    expected = [generate(target, ids, limit) for ids, limit in zip(prompts, limits, strict=True)]
+    assert [got[row] for row in range(len(prompts))] == expected
+    assert len({len(ids) for ids in expected}) > 2
+
+
+def test_an_end_token_is_kept_and_ends_the_row(target: Target, monkeypatch: pytest.MonkeyPatch):
+    """Multi-EOS: whichever comes first. The tokens that greedy decoding makes are declared to be the ends."""
+    plain = generate(target, prompt_ids("a"), 12)
+    ends = (plain[7], plain[4])
+    first = min(plain.index(ends[0]), plain.index(ends[1]))
+    monkeypatch.setattr(target, "eos", ends)
+    assert dict(decode(target, [prompt_ids("a")], [12], greedy())) == {0: plain[: first + 1]}
+    engine = HfEngine(target, tiny.tokenizer(), Settings(12, 0.0), 4)
+    request = Request([], prompt_ids("a"), 12)
+    (reply,) = engine.answer([request], 0, lambda tokens: None)
+    assert isinstance(reply, Reply)
+    assert (reply.finish_reason, reply.answer_ids) == ("stop", plain[: first + 1])
+    assert reply.message["content"] == tiny.tokenizer().decode(plain[:first], skip_special_tokens=True)
+
+
+def test_replies_come_in_the_order_of_requests(target: Target):
+    """Sorted by length inside, whatever the batch size; tokens are reported once."""
+    seen: list[int] = []
+    engine = HfEngine(target, tiny.tokenizer(), Settings(8, 0.0), 2)
+    replies = engine.answer(requests(8), 0, seen.append)
+    assert not any(isinstance(reply, Rejection) for reply in replies)
+    assert [reply.prompt_ids for reply in replies] == [prompt_ids(text) for text in PROMPTS]
+    assert [reply.answer_ids for reply in replies] == [
+        generate(target, prompt_ids(text), 8) for text in PROMPTS
+    ]
+    assert sorted(seen) == sorted(len(reply.answer_ids) for reply in replies)
+    assert {reply.finish_reason for reply in replies} <= {"stop", "length"}
+
+
+def test_repetition_penalty_equals_generate(target: Target):
+    """Also where padding (id 0) is a token of the vocabulary: it is no repetition."""
+    picker = Picker(Settings(1, 0.0, repetition_penalty=1.7), torch.Generator())
+    prompts = [prompt_ids(text) for text in PROMPTS]
+    got = dict(decode(target, prompts, [20] * len(prompts), picker))
+    expected = [generate(target, ids, 20, repetition_penalty=1.7) for ids in prompts]
+    assert [got[row] for row in range(len(prompts))] == expected
+    assert expected != [generate(target, ids, 20) for ids in prompts]
+
+
+def test_sampling_repeats_with_the_seed_and_only_then(target: Target):
+    engine = HfEngine(target, tiny.tokenizer(), Settings(20, 1.5), 3)
+    runs = [
+        [r.answer_ids for r in engine.answer(requests(20), seed, lambda tokens: None)] for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_sampling_follows_the_settings(target: Target):
+    """top_k 1 is greedy at any temperature; draws at temperature 1 have the model's frequencies."""
+    ids = prompt_ids("a")
+    narrow = Picker(Settings(1, 2.0, top_k=1), torch.Generator().manual_seed(0))
+    assert dict(decode(target, [ids], [10], narrow))[0] == generate(target, ids, 10)
+    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]]).expand(20_000, 4)
+    picker = Picker(Settings(1, 1.0), torch.Generator().manual_seed(0))
+    tokens = picker(torch.zeros(20_000, 1, dtype=torch.long), torch.zeros(20_000), logits)
+    frequencies = tokens.bincount(minlength=4) / 20_000
+    assert torch.allclose(frequencies, logits[0].softmax(-1), atol=0.01)
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+def test_penalties_without_a_processor_are_refused_by_name(name: str):
+    """Pitfall 14: never sent as something else."""
+    with pytest.raises(ConfigError, match=f"answers.{name}"):
+        check_settings(Settings(1, 0.0, **{name: 0.5}))

@@ -1,0 +1,105 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import ConfigError, DataConfig, SourceConfig
+from pipeline.rows import prompt_key
+from stages.cache.prompts import count_table, load_prompts
+
+
+def data(path: Path, rows: list, **fields) -> DataConfig:
+    path = path / f"{len(list(path.iterdir()))}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataConfig(name="data", sources=[SourceConfig(path=str(path))], **({"heldout": 0.0} | fields))
+
+
+def many(number: int) -> list[dict]:
+    return [{"prompt": f"question {n}"} for n in range(number)]
+
+
+def test_accepted_and_rejected_add_up(tmp_path: Path):
+    """Pitfall 9."""
+    user, bot = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+    rows = [
+        {"messages": [user, bot], "category": "chat"}, {"prompt": "hi"}, {"text": "?"}, {"messages": [bot]},
+        {"messages": [user, user]}, {"messages": []}, {"turns": ["hi", "more"], "category": 3},
+        {"prompt": None},
+    ]  # fmt: skip
+    prompts = load_prompts(data(tmp_path, rows))
+    assert prompts.rejected == {
+        "assistant_first": 1, "duplicate_prompt": 1, "empty": 1, "no_known_fields": 1, "null_content": 1,
+        "two_users_in_a_row": 1,
+    }  # fmt: skip
+    assert (prompts.read, prompts.accepted) == (8, 2)
+    assert prompts.accepted + sum(prompts.rejected.values()) == prompts.read
+    assert [prompt.category for prompt in prompts.rows] == ["chat", "3"]
+    assert prompts.rows[0].key == prompt_key([user])
+    assert dict(count_table(prompts))["read"] == 8 and dict(count_table(prompts))["accepted, train"] == 2
+
+
+def test_given_answers_ask_for_answers_and_keep_tools(tmp_path: Path):
+    user, bot = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+    tools = {"messages": [user | {"content": "q"}, bot, {"role": "tool", "content": "r"}, bot]}
+    rows = [{"messages": [user]}, {"messages": [user | {"content": "x"}, bot]}, tools]
+    assert load_prompts(data(tmp_path, rows), given=True).rejected == {"no_answer": 1}
+    assert load_prompts(data(tmp_path, rows), given=False).rejected == {"tool_results": 1}
+
+
+def test_splits_stay_when_data_are_added(tmp_path: Path):
+    few = load_prompts(data(tmp_path, many(60), heldout=0.1, benchmark=0.2))
+    more = load_prompts(data(tmp_path, many(90)[::-1], heldout=0.1, benchmark=0.2))
+    splits = {prompt.key: prompt.split for prompt in more.rows}
+    assert {prompt.key: splits[prompt.key] for prompt in few.rows} == {p.key: p.split for p in few.rows}
+    assert all(few.of(split) for split in ("train", "heldout", "benchmark"))
+    assert sum(len(few.of(split)) for split in ("train", "heldout", "benchmark")) == 60
+
+
+def test_a_subset_is_stable_and_keeps_the_shares(tmp_path: Path):
+    rows = many(1000)
+    whole = load_prompts(data(tmp_path, rows, heldout=0.2, max_prompts=1000))
+    half = load_prompts(data(tmp_path, rows, heldout=0.2, max_prompts=500))
+    third = load_prompts(data(tmp_path, rows[::-1], heldout=0.2, max_prompts=300))
+    assert half.rejected == {"beyond_max_prompts": 500} and whole.rejected == {}
+    assert (half.accepted, half.read) == (500, 1000)
+    assert {p.key for p in third.rows} < {p.key for p in half.rows}
+    assert [p.key for p in half.rows] == [p.key for p in whole.rows if p.key in {q.key for q in half.rows}]
+    assert abs(len(half.of("heldout")) / 500 - 0.2) < 0.06
+
+
+def test_the_fingerprint_follows_the_contents(tmp_path: Path):
+    """Pitfall 13: the path alone says nothing."""
+    config = data(tmp_path, many(3))
+    first = load_prompts(config).fingerprint()
+    assert load_prompts(config).fingerprint() == first
+    Path(config.sources[0].path).write_text(json.dumps({"prompt": "another"}))
+    assert load_prompts(config).fingerprint() != first
+    config.heldout = 0.5
+    assert load_prompts(data(tmp_path, many(3), heldout=1.0)).fingerprint() != first
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"heldout": -0.1}, "data.heldout=-0.1"),
+        ({"heldout": 0.6, "benchmark": 0.5}, "data.benchmark=0.5: expected shares"),
+        ({"max_prompts": 0}, "data.max_prompts=0"),
+    ],
+)
+def test_what_cannot_be_split_is_named(tmp_path: Path, fields: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_prompts(data(tmp_path, many(1), **fields))
+
+
+def test_no_source_is_an_error():
+    with pytest.raises(ConfigError, match="data.sources: expected at least one"):
+        load_prompts(DataConfig(name="data"))
+
+
+def test_the_quickstart_prompts_are_all_usable():
+    source = SourceConfig(path="data_specs/prompts/quickstart.jsonl")
+    prompts = load_prompts(DataConfig(name="quickstart", sources=[source]))
+    assert (prompts.read, prompts.accepted, prompts.rejected) == (420, 420, {})
+    assert {prompt.category for prompt in prompts.rows} == {"math", "code", "chat"}
+    turns = [sum(m["role"] == "user" for m in prompt.messages) for prompt in prompts.rows]
+    assert (turns.count(1), turns.count(2)) == (408, 12)

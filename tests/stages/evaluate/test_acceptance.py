@@ -1,0 +1,141 @@
+"""Every formula on rounds small enough to be worked out by hand, and intervals that mean what they say."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from data_specs.evaluation import SCHEMA
+from stages.evaluate.acceptance import average, by_context, figures, summary
+
+
+def row(prompt, number, drafted, accepted, **changes):
+    values = {
+        "benchmark": "b", "prompt": prompt, "key": str(prompt), "turn": 0, "mode": "draft", "round": number,
+        "context": 10 + number, "drafted": drafted, "proposed": drafted, "accepted": accepted,
+        "emitted": accepted + 1, "tokens": list(range(accepted + 1)), "confidences": None,
+        "draft_seconds": 0.01, "verify_seconds": 0.03, "finish": None,
+    }  # fmt: skip
+    return values | changes
+
+
+def table(rows):
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def value(found, name):
+    return found.metrics[name][0].tolist()
+
+
+@pytest.fixture
+def hand():
+    """Two prompts: rounds (drafted, accepted) 3/2, 3/0 and 3/3, 1/1; plain: one token a round."""
+    drafted = [
+        row(0, 0, 0, 0, draft_seconds=0.0), row(0, 1, 3, 2), row(0, 2, 3, 0),
+        row(1, 0, 0, 0, draft_seconds=0.0), row(1, 1, 3, 3), row(1, 2, 1, 1),
+    ]  # fmt: skip
+    plain = [
+        row(p, n, 0, 0, mode="plain", draft_seconds=0.0, tokens=[t])
+        for p, answer in enumerate(([0, 0, 1, 2, 0], [0, 0, 1, 2, 3, 0, 9]))
+        for n, t in enumerate(answer)
+    ]
+    return table(drafted + plain)
+
+
+def test_formulas(hand):
+    found = figures(hand, positions=3, resamples=0)
+    assert found.prompts == 2
+    assert found.counts == {
+        "answers": 2, "rounds": 4, "emitted": 10, "proposed": 10, "accepted": 6, "drafted": 10,
+        "tokens": 12, "plain_tokens": 12,
+    }  # fmt: skip
+    assert value(found, "accepted_length") == 2.5  # (3 + 1 + 4 + 2) / 4, the bonus counted (pitfall 38)
+    assert value(found, "acceptance_rate") == 0.6  # (2 + 0 + 3 + 1) / (3 + 3 + 3 + 1)
+    assert value(found, "verify_rate") == pytest.approx(10 / 14)  # of 4 + 4 + 4 + 2 verified positions
+    assert value(found, "drafted_length") == 2.5
+    assert value(found, "survival") == [0.75, 0.5, 0.25]
+    # k=1: 3 of 4 rounds. k=2: reached and proposed in 2 rounds (3/2 and 3/3), both held. k=3: 1 of those 2.
+    assert value(found, "conditional") == [0.75, 1.0, 0.5]
+    assert value(found, "draft_share") == pytest.approx(0.25)
+    assert value(found, "verify_share") == pytest.approx(0.75)
+    assert value(found, "draft_ms") == pytest.approx(10)
+    assert value(found, "verify_ms") == pytest.approx(30)
+    # 12 tokens in 6 runs of the target of 0.03 s and 4 proposals of 0.01 s; plain: 12 runs of 0.03 s.
+    assert value(found, "tokens_per_second") == pytest.approx(12 / 0.22)
+    assert value(found, "plain_tokens_per_second") == pytest.approx(12 / 0.36)
+    assert value(found, "speedup") == pytest.approx(0.36 / 0.22)
+    assert value(found, "same_answers") == 0.5  # the second answer differs in its last token
+
+
+def test_drafts_after_eos_do_not_count_as_rejected():
+    """A chain of 3 whose first draft ends the answer: proposed 1, accepted 1, emitted 1 (pitfall 39)."""
+    found = figures(table([row(0, 1, 3, 1, proposed=1, emitted=1, tokens=[9])]), 3, 0)
+    assert value(found, "acceptance_rate") == 1.0
+    assert value(found, "accepted_length") == 1.0
+    assert value(found, "verify_rate") == 0.25
+    assert np.isnan(found.metrics["conditional"][0][1])  # position 2 was not judged
+
+
+def test_without_a_baseline_there_is_no_speedup():
+    told = summary(figures(table([row(0, 1, 3, 1), row(1, 1, 3, 1)]), 3, 50).metrics)
+    assert told["speedup"] == {"value": None, "interval": None}
+    assert told["same_answers"] == {"value": None, "interval": None}
+    assert told["accepted_length"] == {"value": 2.0, "interval": [2.0, 2.0]}
+
+
+def test_one_prompt_has_no_interval():
+    """One prompt can mislead by half: no interval is made up from its rounds (pitfall 42)."""
+    told = summary(figures(table([row(0, 1, 3, 0), row(0, 2, 3, 3)]), 3, 100).metrics)
+    assert told["accepted_length"] == {"value": 2.5, "interval": None}
+
+
+def many(prompts, seed):
+    """Prompts whose rounds are alike inside and differ between: mean accepted 0 .. 6 by prompt."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for prompt in range(prompts):
+        level = random.uniform(0, 6)
+        rows += [
+            row(prompt, n, 7, int(np.clip(round(random.normal(level, 0.3)), 0, 7))) for n in range(1, 11)
+        ]
+    return table(rows)
+
+
+def test_the_interval_covers_the_true_mean_95_percent_of_the_time():
+    """True mean 4 (accepted 3 on average, and the bonus); an interval over rounds would cover it far less."""
+    covered = 0
+    for seed in range(100):
+        low, high = summary(figures(many(25, seed), 7, 300).metrics)["accepted_length"]["interval"]
+        covered += low <= 4 <= high
+    assert 86 <= covered <= 99
+
+
+def test_intervals_repeat():
+    rounds = many(8, 0)
+    first, second = (summary(figures(rounds, 7, 200).metrics) for _ in range(2))
+    assert first == second
+    low, high = first["survival"][2]["interval"]
+    assert low < first["survival"][2]["value"] < high
+
+
+def test_macro_average():
+    one = figures(table([row(0, 1, 3, 1), row(1, 1, 3, 1)]), 3, 20)
+    other = figures(table([row(0, 1, 3, 3), row(1, 1, 3, 3), row(2, 1, 3, 3)]), 3, 20)
+    single = figures(table([row(0, 1, 3, 0)]), 3, 20)
+    told = summary(average([one, other, single]))
+    assert told["accepted_length"]["value"] == pytest.approx((2 + 4 + 1) / 3)
+    assert told["accepted_length"]["interval"] == pytest.approx([7 / 3, 7 / 3])
+    assert [f["value"] for f in told["survival"]] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
+    assert told["speedup"]["value"] is None
+
+
+def test_context_buckets():
+    """Acceptance by positions before the anchor (pitfall 44); plain rounds and prefills are not in it."""
+    rounds = table([
+        row(0, 0, 0, 0, context=300), row(0, 1, 3, 3, context=511), row(0, 2, 3, 1, context=512),
+        row(0, 3, 3, 0, context=1023), row(1, 1, 3, 2, context=40_000),
+        row(0, 1, 0, 0, mode="plain", context=5_000),
+    ])  # fmt: skip
+    found = by_context(rounds, 3, 0)
+    assert [(low, high) for low, high, _ in found] == [(0, 512), (512, 1024), (32768, None)]
+    assert [value(f, "accepted_length") for _, _, f in found] == [4.0, 1.5, 3.0]
+    assert [f.counts["rounds"] for _, _, f in found] == [1, 2, 1]

@@ -1,0 +1,283 @@
+"""The stage end to end on the tiny target: artifacts, resume, refusals, plan, report."""
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+
+from data_specs.evaluation import ROUNDS, read_rounds
+from pipeline.artifacts import Artifact, Store
+from pipeline.chat import render_prompt
+from pipeline.config import Config, ConfigError, DrafterConfig, EvaluateConfig, TargetConfig, TrackingConfig
+from pipeline.drafts.checkpoint import save
+from pipeline.drafts.registry import build
+from pipeline.target import load_tensors, load_tokenizer
+from stages.evaluate import run
+from stages.evaluate.report import MARKDOWN, SUMMARY
+from stages.evaluate.run import chunks, run_evaluate
+
+MATH = [f"How much is {i} and {i}?" for i in range(5)]
+CHAT = [["Hello there.", "Tell me more."], ["What is rain?"]]
+
+
+@pytest.fixture(scope="module")
+def draft_folder(target_folder, tmp_path_factory):
+    """A random DSpark draft for the tiny target, in the native layout."""
+    config = TargetConfig(name="tiny", path=str(target_folder), dtype="float32", device="cpu")
+    torch.manual_seed(1)
+    drafter = DrafterConfig(name="dspark", algorithm="dspark", block_size=4, depth=1, markov_rank=8)
+    folder = tmp_path_factory.mktemp("drafts") / "tiny-draft"
+    save(build(drafter, load_tensors(config), [0, 2], mask_token_id=259).eval(), folder)
+    return folder
+
+
+@pytest.fixture
+def config(target_folder, tmp_path):
+    files = {"gsm8k": tmp_path / "math.jsonl", "mt_bench": tmp_path / "chat.jsonl"}
+    files["gsm8k"].write_text("".join(json.dumps({"question": q}) + "\n" for q in MATH))
+    files["mt_bench"].write_text("".join(json.dumps({"turns": t}) + "\n" for t in CHAT))
+    evaluate = EvaluateConfig(
+        benchmarks=["gsm8k", "mt_bench"], files={k: str(v) for k, v in files.items()},
+        max_new_tokens=12, bootstrap=50, chunk_prompts=2,
+    )  # fmt: skip
+    return Config(
+        target=TargetConfig(name="tiny", path=str(target_folder), dtype="float32", device="cpu"),
+        evaluate=evaluate, tracking=TrackingConfig(mode="none"), artifacts=str(tmp_path / "artifacts"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def store(config):
+    return Store(config.artifacts)
+
+
+def answers(table):
+    """(benchmark, prompt, turn, mode) -> the answer's ids."""
+    found = {}
+    for row in sorted(table.to_pylist(), key=lambda row: row["round"]):
+        found.setdefault((row["benchmark"], row["prompt"], row["turn"], row["mode"]), []).extend(
+            row["tokens"]
+        )
+    return found
+
+
+def test_an_evaluation_from_a_foreign_folder(config, store, draft_folder, target_folder, capsys):
+    made = run_evaluate(config, store, draft_folder)
+    assert made.reference == "tiny-draft:v0"
+    assert made.manifest.kind == "evaluation"
+    made.verify()
+    assert set(made.manifest.files) == {
+        "rounds/gsm8k-00000.parquet", "rounds/gsm8k-00001.parquet", "rounds/gsm8k-00002.parquet",
+        "rounds/mt_bench-00000.parquet", "summary.json", "summary.md",
+        "acceptance_by_position.png", "accepted_length.png",
+    }  # fmt: skip
+    assert made.manifest.config["sampler"] == {"temperature": 0.0}  # pitfall 40
+    table = read_rounds(made.path)
+    found = answers(table)
+    assert len(found) == 2 * (5 + 3)  # both ways: five single turns, dialogues of two turns and of one
+    tokenizer = load_tokenizer(target_folder, config.target)
+    asked = MATH[0] + "\nPlease reason step by step, and put your final answer within \\boxed{}."
+    first = render_prompt(tokenizer, [{"role": "user", "content": asked}], None)
+    assert min(r["context"] for r in table.to_pylist() if r["benchmark"] == "gsm8k") == len(first)
+    # Greedy, fp32: the answers with the draft are the plain ones (pitfall 41), and the report says so.
+    for benchmark, prompt, turn, mode in found:
+        assert found[benchmark, prompt, turn, mode] == found[benchmark, prompt, turn, "plain"]
+    summary = json.loads((made.path / SUMMARY).read_text())
+    counts = summary["benchmarks"]["mt_bench"]["counts"]
+    assert (counts["prompts"], counts["answers"], counts["too_long"]) == (2, 3, 0)
+    assert summary["benchmarks"]["gsm8k"]["metrics"]["same_answers"]["value"] == 1.0
+    assert made.manifest.counts["tokens"] == sum(len(v) for key, v in found.items() if key[3] == "draft")
+    shown = capsys.readouterr().out
+    for text in (
+        "gsm8k",
+        "mt_bench",
+        "macro average",
+        "tiny-draft:v0",
+        "stage=list",
+        "temperature 0.0",
+        "speedup",
+    ):
+        assert text in shown
+    assert (made.path / MARKDOWN).read_text().count("| gsm8k |") == 3
+    assert (made.path / "accepted_length.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_there_is_not_made_again(config, store, draft_folder, capsys, monkeypatch):
+    made = run_evaluate(config, store, draft_folder)
+    table = [line for line in capsys.readouterr().out.splitlines() if "gsm8k" in line]
+    monkeypatch.setattr(run, "_speaker", None)  # loading anything would fail
+    config.evaluate.chunk_prompts, config.evaluate.bootstrap = 3, 7  # neither changes what is measured
+    again = run_evaluate(config, store, draft_folder)
+    assert again.path == made.path
+    shown = capsys.readouterr().out
+    assert "evaluation of tiny-draft is already there: tiny-draft:v0" in shown
+    assert [line for line in shown.splitlines() if "gsm8k" in line] == table
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 0.7}, {"top_p": 0.9}, {"max_new_tokens": 11}, {"threshold": 0.1}, {"prompts": 2},
+        {"baseline": False}, {"benchmarks": ["gsm8k"], "files": "math"},
+    ],
+)  # fmt: skip
+def test_the_fingerprint_covers_what_is_measured(config, draft_folder, change):
+    before = run.make_job(config, draft_folder).fingerprint
+    if "files" in change:
+        change = change | {"files": {"gsm8k": config.evaluate.files["gsm8k"]}}
+    for name, value in change.items():
+        setattr(config.evaluate, name, value)
+    assert run.make_job(config, draft_folder).fingerprint != before
+
+
+def test_the_fingerprint_covers_draft_prompts_and_seed(config, draft_folder, tmp_path):
+    before = run.make_job(config, draft_folder).fingerprint
+    moved = tmp_path / "elsewhere" / "tiny-draft"
+    shutil.copytree(draft_folder, moved)
+    assert run.make_job(config, moved).fingerprint == before
+    values = json.loads((moved / "config.json").read_text()) | {"block_size": 3}
+    (moved / "config.json").write_text(json.dumps(values))
+    assert run.make_job(config, moved).fingerprint != before
+    seeded = copy.deepcopy(config)
+    seeded.seed = 1
+    assert run.make_job(seeded, draft_folder).fingerprint != before
+    with open(config.evaluate.files["gsm8k"], "a") as file:
+        file.write(json.dumps({"question": "One more?"}) + "\n")
+    assert run.make_job(config, draft_folder).fingerprint != before
+
+
+def test_a_killed_evaluation_goes_on_where_it_was(config, store, draft_folder, monkeypatch):
+    """The second unit dies half way; the rerun keeps the first, and ends as an unbroken run does."""
+    config.evaluate.temperature = 1.0
+    whole = run_evaluate(config, Store(config.artifacts + "-whole"), draft_folder)
+
+    written = []
+    write = run.write_rounds
+
+    def dies(path, rows):
+        if written:
+            path.with_name(f".{path.name}.77.tmp").write_bytes(b"half")
+            raise KeyboardInterrupt
+        written.append(path.name)
+        write(path, rows)
+
+    monkeypatch.setattr(run, "write_rounds", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_evaluate(config, store, draft_folder)
+    assert store.list() == []
+
+    def counts(path, rows):
+        written.append(path.name)
+        write(path, rows)
+
+    monkeypatch.setattr(run, "write_rounds", counts)
+    made = run_evaluate(config, store, draft_folder)
+    assert sorted(written) == [
+        f"{unit}.parquet" for unit in ("gsm8k-00000", "gsm8k-00001", "gsm8k-00002", "mt_bench-00000")
+    ]
+    assert answers(read_rounds(made.path)) == answers(read_rounds(whole.path))
+    assert not list((made.path / ROUNDS).glob(".*"))
+
+
+def test_a_draft_that_is_an_artifact_is_the_parent(config, store, draft_folder):
+    work = store.begin("draft", "tiny_dspark", 1, "f" * 64, {}, {"target": {"thinking": None}})
+    for path in draft_folder.iterdir():
+        shutil.copy(path, work.path)
+    draft = store.commit(work, {})
+    config.evaluate.benchmarks, config.evaluate.files = ["gsm8k"], {"gsm8k": config.evaluate.files["gsm8k"]}
+    made = run_evaluate(config, store, draft)
+    assert made.reference == "tiny_dspark:v0"
+    assert made.manifest.parents == {"draft": "f" * 64}
+
+
+def test_another_thinking_mode_than_the_drafts_is_refused(config, store, draft_folder):
+    """Pitfall 4."""
+    work = store.begin("draft", "tiny_dspark", 1, "f" * 64, {}, {"target": {"thinking": True}})
+    draft = store.commit(work, {})
+    config.target.thinking = False
+    with pytest.raises(ConfigError, match="target.thinking=False: the draft was trained with thinking=True"):
+        run_evaluate(config, store, Artifact(draft.path, draft.manifest))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("hidden_size", 48, "hidden_size: the target .* has 32, the draft 48"),
+        ("vocab_size", 300, "vocab_size: the target .* has 272, the draft 300"),
+        ("target_layer_ids", [0, 4], r"target_layer_ids: \[0, 4\], but .* has 4 layers"),
+    ],
+)
+def test_a_draft_that_does_not_fit_is_refused_by_name(
+    config, store, draft_folder, tmp_path, field, value, message
+):
+    folder = tmp_path / "misfit"
+    shutil.copytree(draft_folder, folder)
+    values = json.loads((folder / "config.json").read_text()) | {field: value}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=message):
+        run_evaluate(config, store, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("benchmarks", [], "evaluate.benchmarks: expected at least one"),
+        ("benchmarks", ["gsm8k", "gsm8k"], "expected each one once"),
+        ("benchmarks", ["gsm8k"], "evaluate.files.mt_bench: no such name in evaluate.benchmarks"),
+        ("max_new_tokens", 0, "evaluate.max_new_tokens=0: expected at least 1"),
+        ("chunk_prompts", 0, "evaluate.chunk_prompts=0: expected at least 1"),
+        ("prompts", 0, "evaluate.prompts=0: expected at least 1"),
+        ("threshold", 1.5, "evaluate.threshold=1.5: expected a number from 0 to 1"),
+    ],
+)
+def test_bad_settings_are_named(config, store, draft_folder, name, value, message):
+    setattr(config.evaluate, name, value)
+    with pytest.raises(ConfigError, match=message):
+        run_evaluate(config, store, draft_folder)
+
+
+def test_plan_prints_and_does_nothing(config, store, draft_folder, capsys):
+    config.plan = True
+    assert run_evaluate(config, store, draft_folder) is None
+    shown = capsys.readouterr().out
+    assert "Plan: evaluate tiny-draft on tiny" in shown
+    assert [line.split()[:3] for line in shown.splitlines() if "gsm8k" in line] == [["gsm8k", "5", "5"]]
+    assert [line.split()[:3] for line in shown.splitlines() if "mt_bench" in line] == [["mt_bench", "2", "3"]]
+    assert "Nothing was done" in shown
+    assert not store.root.exists()
+
+
+def test_prompts_beyond_the_context_are_left_out_and_counted(config, store, draft_folder, tmp_path, capsys):
+    path = tmp_path / "math.jsonl"
+    path.write_text("".join(json.dumps({"question": q}) + "\n" for q in ("Short?", "Long " * 600)))
+    config.evaluate.benchmarks, config.evaluate.files = ["gsm8k"], {"gsm8k": str(path)}
+    made = run_evaluate(config, store, draft_folder)
+    counts = json.loads((made.path / SUMMARY).read_text())["benchmarks"]["gsm8k"]["counts"]
+    assert (counts["prompts"], counts["too_long"]) == (1, 1)
+    assert "prompts longer than the target's context, left out: 1" in capsys.readouterr().out
+
+
+def test_a_rank_that_comes_late_finds_the_others_work(config, store, draft_folder, monkeypatch):
+    """While it loads its models another rank does all the chunks and commits: the folder is renamed away."""
+    made = run_evaluate(config, store, draft_folder)
+    late = Store(config.artifacts)
+    looks = iter([None, None])  # before and after reading the prompts: not there yet
+    monkeypatch.setattr(late, "find", lambda *_: next(looks, made))
+    load = run._speaker
+
+    def slow(*arguments):
+        speaker = load(*arguments)
+        (partial,) = made.path.parent.glob(".partial-*")
+        shutil.rmtree(partial)
+        return speaker
+
+    monkeypatch.setattr(run, "_speaker", slow)
+    assert run_evaluate(config, late, draft_folder).path == made.path
+    assert [path.name for path in made.path.parent.iterdir()] == ["v0"]
+
+
+def test_chunks():
+    parts = chunks({"a": list(range(5)), "b": [7]}, 2)
+    assert parts == {"a-00000": [0, 1], "a-00001": [2, 3], "a-00002": [4], "b-00000": [7]}

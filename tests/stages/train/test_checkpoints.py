@@ -1,0 +1,93 @@
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import ConfigError
+from stages.train.checkpoints import (
+    COMPLETE,
+    Layout,
+    begin,
+    check_layout,
+    complete,
+    complete_ones,
+    newest,
+    partial_folder,
+    tidy,
+)
+
+LAYOUT = Layout(world_size=2, stage=1, names=["a", "b"])
+
+
+def write(folder: Path, step: int) -> Path:
+    partial = begin(folder, step)
+    (partial / "engine").mkdir()
+    (partial / "engine" / "rank0.pt").write_bytes(b"0" * 10)
+    (partial / "engine" / "rank1.pt").write_bytes(b"1" * 20)
+    return complete(folder, step, LAYOUT).path
+
+
+def test_the_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
+    assert newest(tmp_path / "none") is None
+    for step in (2, 10, 4):
+        write(tmp_path, step)
+    found = newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.layout, found.path.name) == (10, LAYOUT, "step-00000010")
+
+
+def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
+    """Pitfall 34: files that are there, but without the record that is written last."""
+    write(tmp_path, 2)
+    (begin(tmp_path, 4) / "rank0.pt").write_bytes(b"0")
+    assert [checkpoint.step for checkpoint in complete_ones(tmp_path)] == [2]
+    assert not list(begin(tmp_path, 4).iterdir())  # and it is not mixed with the next try
+
+
+@pytest.mark.parametrize("damage", ["shorten", "remove", "record"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
+    """Pitfall 20: existence is not completion."""
+    write(tmp_path, 2)
+    path = write(tmp_path, 4)
+    if damage == "shorten":
+        (path / "engine" / "rank1.pt").write_bytes(b"1" * 19)
+    elif damage == "remove":
+        (path / "engine" / "rank0.pt").unlink()
+    else:
+        (path / COMPLETE).unlink()
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.step == 2
+
+
+def test_tidy_keeps_the_newest(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    begin(tmp_path, 9)
+    assert [checkpoint.step for checkpoint in tidy(tmp_path, keep=2)] == [2, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+    assert [checkpoint.step for checkpoint in tidy(tmp_path, keep=0)] == [3]  # one always stays
+
+
+def test_a_step_written_again_replaces_the_old_one(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    write(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+    assert not partial_folder(tmp_path, 2).exists()
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(4, 1, ["a", "b"]), "ranks=4: the checkpoint to resume from was written with ranks=2"),
+        (Layout(2, 3, ["a", "b"]), "deepspeed.stage=3: .* written with deepspeed.stage=1"),
+        (Layout(2, 1, ["a", "c"]), r"written for another draft; different tensors: \['b', 'c'\]"),
+    ],
+)
+def test_another_layout_is_refused(tmp_path: Path, layout: Layout, message: str) -> None:
+    """Pitfall 35."""
+    write(tmp_path, 2)
+    found = newest(tmp_path)
+    assert found is not None
+    check_layout(found, LAYOUT)
+    with pytest.raises(ConfigError, match=message):
+        check_layout(found, layout)

@@ -1,0 +1,129 @@
+"""kill -9 at any moment, and SIGTERM: the artifact is that of an unbroken run (pitfalls 20, 34, 37)."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import tiny_cache
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import Config, ConfigError
+from stages.train import checkpoints, loop
+from stages.train.record import read_lines
+
+STEPS = 24
+CHANGES = {"steps": STEPS, "checkpoint_every": 3, "evaluate_every": 4, "lr": 1e-2, "warmup": 0.2}
+
+
+def draft_of(config: Config) -> Artifact:
+    return Store(config.artifacts).resolve("draft", "tiny_dspark")
+
+
+def steps_of(artifact: Artifact) -> list[tuple[object, ...]]:
+    """What must be equal line by line: everything but the times."""
+    lines = read_lines(artifact.path / "metrics.jsonl")
+    return [
+        tuple(sorted((k, str(v)) for k, v in line.items() if k not in ("seconds", "waiting")))
+        for line in lines
+    ]
+
+
+@pytest.fixture(scope="module")
+def unbroken(
+    made_cache: Path, target_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Artifact, float]:
+    """The artifact of a run that nobody disturbed, and how long it took."""
+    root = tmp_path_factory.mktemp("unbroken") / "artifacts"
+    shutil.copytree(made_cache, root)
+    config = tiny_cache.train_config(target_folder, root, **CHANGES)
+    tiny_cache.Process(
+        tiny_cache.train_config(target_folder, root, **CHANGES | {"steps": 1})
+    ).wait()  # warm up
+    began = time.monotonic()
+    assert tiny_cache.Process(config).wait() == 0
+    seconds = time.monotonic() - began
+    (found,) = [a for a in Store(root).list("draft") if a.manifest.counts["steps"] == STEPS]
+    return found, seconds
+
+
+def check_equal(artifact: Artifact, expected: Artifact) -> None:
+    for name in ("model.safetensors", "last/model.safetensors", "config.json", "summary.json"):
+        assert (artifact.path / name).read_bytes() == (expected.path / name).read_bytes(), name
+    assert steps_of(artifact) == steps_of(expected)
+    assert artifact.manifest.fingerprint == expected.manifest.fingerprint
+    assert sorted(artifact.manifest.files) == sorted(expected.manifest.files)
+
+
+def kill_and_finish(cached, expected: Artifact, seconds: float, kills: int, seed: int) -> int:
+    """Kill the run ``kills`` times at random moments, then let it end; how often was it really killed?"""
+    config, chance, killed = cached.config(**CHANGES), random.Random(seed), 0
+    for _ in range(kills):
+        process = tiny_cache.Process(config)
+        time.sleep(chance.uniform(0.1, 0.9) * seconds)
+        os.kill(process.pid, signal.SIGKILL)
+        code = process.wait()
+        assert code in (0, -signal.SIGKILL)
+        killed += code != 0
+    assert tiny_cache.Process(config).wait() == 0
+    check_equal(draft_of(config), expected)
+    return killed
+
+
+def test_killed_three_times(cached, unbroken: tuple[Artifact, float]) -> None:
+    expected, seconds = unbroken
+    assert kill_and_finish(cached, expected, seconds, kills=3, seed=0) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_twenty_moments(cached, unbroken: tuple[Artifact, float], seed: int) -> None:
+    """Ten runs, each killed twice: twenty moments spread over a run."""
+    expected, seconds = unbroken
+    kill_and_finish(cached, expected, seconds, kills=2, seed=100 + seed)
+
+
+def wait_for_lines(config: Config, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for path in Path(config.artifacts).glob("draft/*/.partial-*/metrics.jsonl"):
+            if len(read_lines(path)) >= count:
+                return
+        time.sleep(0.01)
+    raise AssertionError(f"no {count} lines in a minute")
+
+
+def test_sigterm_saves_a_checkpoint_at_once(cached, unbroken: tuple[Artifact, float]) -> None:
+    """The step is finished, the checkpoint is of that very step, the code 128 + 15, the end as unbroken."""
+    config = cached.config(**CHANGES | {"checkpoint_every": 1000})
+    process = tiny_cache.Process(config)
+    wait_for_lines(config, 2)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    (partial,) = Path(config.artifacts).glob("draft/*/.partial-*")
+    saved = checkpoints.newest(partial / "run" / "checkpoints")
+    assert saved is not None
+    assert 2 <= saved.step < STEPS
+    assert saved.step == read_lines(partial / "metrics.jsonl")[-1]["step"]
+    assert tiny_cache.Process(config).wait() == 0
+    check_equal(draft_of(config), unbroken[0])
+
+
+def test_another_number_of_ranks_is_refused_before_training(cached, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 35: a checkpoint that says it was written by two ranks."""
+    config = cached.config(**CHANGES)
+    real = checkpoints.complete
+
+    def by_two(folder: Path, step: int, layout: checkpoints.Layout) -> checkpoints.Checkpoint:
+        real(folder, step, checkpoints.Layout(2, layout.stage, layout.names))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "complete", by_two)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_train(config, cached.store, cached.cache)
+    with pytest.raises(ConfigError, match="ranks=1: the checkpoint to resume from was written with ranks=2"):
+        loop.run_train(config, cached.store, cached.cache)

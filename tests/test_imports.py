@@ -1,0 +1,42 @@
+"""The one import direction: data_specs <- pipeline <- stages <- pipeline/__main__.py."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [p for top in ("data_specs", "pipeline", "stages") for p in sorted((ROOT / top).rglob("*.py"))]
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_direction(path: Path) -> None:
+    place = path.relative_to(ROOT)
+    found = imports(path)
+    tops = {name.split(".")[0] for name in found}
+    if place.parts[0] == "data_specs":
+        assert not tops & {"torch", "hydra", "omegaconf", "pipeline", "stages"}
+    if place.parts[0] == "pipeline" and place.name != "__main__.py":
+        assert "stages" not in tops
+    if place.parts[0] == "stages" and len(place.parts) > 2:
+        others = {".".join(n.split(".")[:2]) for n in found if n.startswith("stages.")}
+        assert others <= {f"stages.{place.parts[1]}"}, "a stage imports another"
+    assert "wandb" not in tops or place.as_posix() == "pipeline/tracking.py"
+    assert "deepspeed" not in tops or place.as_posix() == "stages/train/engine.py"
+
+
+def test_no_pickle_and_no_remote_code() -> None:
+    for path in SOURCES:
+        assert "pickle" not in imports(path), path
+        assert "trust_remote_code=True" not in path.read_text(), path

@@ -1,0 +1,148 @@
+"""A committed target cache of the tiny target, and the config of a run on it, made in a second."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import unittest.mock
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline import config as schema
+from pipeline.artifacts import Artifact, Store
+from pipeline.ranks import free_port
+from pipeline.target import Target, identity
+
+TAPS = [0, 2]
+
+
+def target_config(folder: Path) -> schema.TargetConfig:
+    """The tiny target in fp32 on the CPU."""
+    return schema.TargetConfig(
+        name="tiny", path=str(folder), dtype="float32", device="cpu", num_taps=2, taps=TAPS
+    )
+
+
+def samples(target: Target, lengths: Sequence[int], heldout: int, seed: int = 0) -> list[Any]:
+    """Samples with 4 prompt tokens each; the last ``heldout`` of them are held out."""
+    from pipeline.cache_store import Sample
+
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for i, length in enumerate(lengths):
+        ids = torch.randint(0, 256, (length,), generator=generator)
+        states = target.run(ids[None])
+        split = "heldout" if i >= len(lengths) - heldout else "train"
+        hidden, last = states.hidden[0].clone(), states.last_hidden[0].clone()
+        made.append(Sample(ids, torch.arange(length) >= 4, hidden, last, split, f"{i:064x}:0"))
+    return made
+
+
+def make(
+    store: Store, folder: Path, lengths: Sequence[int], heldout: int = 0, name: str = "tiny_chat"
+) -> Artifact:
+    """Commit a cache of ``lengths`` tokens a sample, in segments of two samples."""
+    from data_specs.target_cache import SCHEMA_VERSION, CacheSpec
+    from pipeline.cache_store import write_index, write_segment
+
+    target = Target.load(target_config(folder), TAPS)
+    spec = CacheSpec(TAPS, target.hidden_size, target.vocab_size, "float32", chunk_tokens=16, shard_tokens=64)
+    settings = {"target": {"identity": identity(folder), "thinking": None, "taps": TAPS}}
+    work = store.begin("cache", name, SCHEMA_VERSION, f"print-of-{name}-{list(lengths)}", {}, settings)
+    made = samples(target, lengths, heldout)
+    segments = [made[i : i + 2] for i in range(0, len(made), 2)]
+    for number, segment in enumerate(segments):
+        write_segment(work.path, number, segment, spec)
+    sealed = {
+        k: getattr(work, k) for k in ("kind", "name", "schema_version", "fingerprint", "parents", "config")
+    }
+    return store.commit(work, write_index(work.path, spec, len(segments), sealed | {"counts": {}}))
+
+
+def train_config(folder: Path, artifacts: Path, **changes: Any) -> schema.Config:
+    """A few steps in fp32 without workers, tracking or warm-up; ``changes`` are those of ``train``."""
+    train: dict[str, Any] = {
+        "steps": 6, "global_batch": 2, "micro_batch": 1, "anchors": 4, "lr": 1e-3, "warmup": 0.0,
+        "dtype": "fp32", "checkpoint_every": 2, "evaluate_every": 3, "heldout_samples": 2, "workers": 0,
+    }  # fmt: skip
+    return schema.Config(
+        stage=schema.StageConfig("train", ["train"]),
+        target=target_config(folder),
+        data=schema.DataConfig(name="chat"),
+        answers=schema.AnswersConfig(engine="given"),
+        drafter=schema.DrafterConfig(name="dspark", algorithm="dspark", block_size=3, depth=1, markov_rank=4),
+        train=schema.TrainConfig(**(train | changes)),
+        deepspeed=schema.DeepSpeedConfig(stage=0),
+        tracking=schema.TrackingConfig(mode="none"),
+        artifacts=str(artifacts),
+    )
+
+
+def overrides(config: schema.Config) -> list[str]:
+    """The command-line overrides of ``python -m pipeline`` that compose ``config`` (of ``train_config``)."""
+    train = [
+        f"train.{key}={value}"
+        for key, value in vars(config.train).items()
+        if value is not None and key != "betas"
+    ]
+    return [
+        "stage=train", "target=hf", "target.name=tiny", f"target.path={config.target.path}",
+        "target.dtype=float32", "target.device=cpu", f"target.taps=[{TAPS[0]},{TAPS[1]}]",
+        "target.num_taps=2", "drafter=dspark", "drafter.block_size=3", "drafter.depth=1",
+        "drafter.markov_rank=4", "train.epochs=null", *train, f"deepspeed=zero{config.deepspeed.stage}",
+        "tracking=none", f"artifacts={config.artifacts}", "cache=tiny_chat",
+        f"hydra.run.dir={config.artifacts}/hydra",
+    ]  # fmt: skip
+
+
+def run(config: schema.Config, environment: dict[str, str]) -> None:
+    """Train as ``python -m pipeline`` would (in a process of its own; see ``Process``)."""
+    from stages.train.loop import run_train
+
+    os.environ.update(environment)
+    torch.set_num_threads(1)  # two ranks with two threads each are 30 times slower
+    store = Store(config.artifacts)
+    run_train(config, store, store.resolve("cache", "tiny_chat"))
+
+
+class Process:
+    """A run in a process that is forked from one that has imported everything: ready in milliseconds."""
+
+    def __init__(self, config: schema.Config, **environment: str) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["stages.train.loop", "deepspeed", "matplotlib.figure", "zarr"])
+        self.process = context.Process(target=run, args=(config, environment))
+        # The fork server, which is started once, imports what it preloads by PYTHONPATH.
+        with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+            self.process.start()
+        assert self.process.pid is not None
+        self.pid: int = self.process.pid
+
+    def wait(self) -> int:
+        """Its exit code (negative: the signal that killed it)."""
+        self.process.join(timeout=240)
+        code = self.process.exitcode
+        if code is None:
+            self.process.kill()
+        assert code is not None, "the run did not end"
+        return code
+
+
+def ranks_of(config: schema.Config, count: int) -> list[Process]:
+    """``count`` ranks of one run, as a launcher would start them."""
+    port = free_port()
+    return [
+        Process(
+            config,
+            RANK=str(rank),
+            WORLD_SIZE=str(count),
+            LOCAL_RANK=str(rank),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for rank in range(count)
+    ]
