@@ -3,8 +3,8 @@
     python benchmarks/reader.py [--samples 96] [--hidden 576] [--taps 5] [--seconds 10]
 
 Makes its own data (random bits: of the codecs it measures ``none`` fairly), reads both ways in one run, the
-cache through the code that training uses, and prints samples/s of one process. Files are in the page cache. The
-share of a train step spent waiting for data is in the training log.
+cache through the code that training uses, and prints samples/s of one process. Files are in the page cache.
+The share of a train step spent waiting for data is in the training log.
 """
 
 from __future__ import annotations

@@ -99,20 +99,24 @@ def read_json(path: Path) -> Any:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``manifest.json`` into ``folder``, whole or not at all."""
-    write_json(folder / MANIFEST, asdict(manifest))
+    """Write ``manifest.json`` into ``folder``, whole or not at all, with a digest over its own fields."""
+    values = asdict(manifest)
+    write_json(folder / MANIFEST, values | {"digest": fingerprint(values)})
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check ``manifest.json`` of ``folder``; errors name the file and the field."""
+    """Read and check ``manifest.json`` of ``folder``; errors name the file and the field, or say that it was edited."""
     path = folder / MANIFEST
     value = read_json(path)
-    names = set(Manifest.__dataclass_fields__)
+    names = {*Manifest.__dataclass_fields__, "digest"}
     if not isinstance(value, dict) or set(value) != names:
         got = sorted(value) if isinstance(value, dict) else type(value).__name__
         raise ManifestError(f"{path}: expected the fields {sorted(names)}, got {got}")
     if value["kind"] not in KINDS:
         raise ManifestError(f"{path}: field kind: expected one of {KINDS}, got {value['kind']!r}")
+    digest = value.pop("digest")
+    if digest != fingerprint(value):
+        raise ManifestError(f"{path}: the fields do not match the digest written with them: the file was edited")
     value["files"] = {name: FileRecord(**record) for name, record in value["files"].items()}
     return Manifest(**value)
 

@@ -105,8 +105,8 @@ class CaptureConfig:
     max_length: int = 4096  # tokens of a sample; longer ones are truncated, unsupervised ones left out
     batch_tokens: int = 8192  # padded tokens of one forward pass
     segment_tokens: int = 65536  # unit of resume and of work sharing between ranks
-    chunk_tokens: int = 512
-    shard_tokens: int = 4096
+    chunk_tokens: int = 128
+    shard_tokens: int = 16384  # a multiple of chunk_tokens
     codec: str = "none"  # none | zstd | blosc
     logits: str = "none"  # none | topk | full
     top_k: int = 64

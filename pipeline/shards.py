@@ -1,8 +1,8 @@
 """Rows of uncompressed Zarr shards, straight from the file.
 
 An uncompressed shard is the bytes of its chunks in order, then its index: offset and size of every chunk
-(uint64, little-endian) and a CRC-32C. Rows that follow each other therefore lie together, and one read fetches
-them; Zarr's way to the same bytes takes ten times the processor time (see benchmarks/reader.py).
+(uint64, little-endian) and a CRC-32C. Rows that follow each other therefore lie together, and one read
+fetches them; Zarr's own way to the same bytes takes ten times the processor time.
 """
 
 from __future__ import annotations

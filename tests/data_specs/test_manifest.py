@@ -63,3 +63,13 @@ def test_unknown_kind_and_absence(tmp_path: Path) -> None:
     m.write_manifest(tmp_path, example(kind="soup"))
     with pytest.raises(m.ManifestError, match="field kind: expected one of .* got 'soup'"):
         m.read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("field,value", [("version", "v9"), ("counts", {"steps": 4}), ("created", "2027"), ("revision", "a")])
+def test_an_edited_manifest_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    """Must hold 6."""
+    m.write_manifest(tmp_path, example())
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(m.ManifestError, match="manifest.json: the fields do not match the digest"):
+        m.read_manifest(tmp_path)
