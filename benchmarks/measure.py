@@ -26,7 +26,9 @@ def _child(pipe: Any, prepare: Callable[..., Callable[[], None]], arguments: tup
     pipe.send((statistics.median(seconds[1:] or seconds), resident_peak() - before))
 
 
-def measure(prepare: Callable[..., Callable[[], None]], *arguments: object, repeats: int = 3) -> tuple[float, float]:
+def measure(
+    prepare: Callable[..., Callable[[], None]], *arguments: object, repeats: int = 3
+) -> tuple[float, float]:
     """(median seconds a call, peak bytes beyond what ``prepare`` left resident) of the function that it returns."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)

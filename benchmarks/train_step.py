@@ -36,7 +36,9 @@ def draft(attention: str):  # noqa: ANN201
         num_hidden_layers=30, vocab_size=ROWS, max_position_embeddings=8192,
     )  # fmt: skip
     embedding = (torch.randn(ROWS, HIDDEN) * 0.02).bfloat16()
-    tensors = SimpleNamespace(embedding=embedding, head=embedding, final_norm=torch.ones(HIDDEN), config=config)
+    tensors = SimpleNamespace(
+        embedding=embedding, head=embedding, final_norm=torch.ones(HIDDEN), config=config
+    )
     drafter = DrafterConfig(name="dspark", algorithm="dspark", depth=2, markov_rank=64)
     made = registry.build(drafter, tensors, [1, 8, 14, 20, 27], 16).train()
     made.attention = attention
@@ -45,7 +47,9 @@ def draft(attention: str):  # noqa: ANN201
 
 def batch() -> tuple[Batch, Blocks]:
     g = torch.Generator().manual_seed(0)
-    anchors = torch.stack([torch.randperm(TOKENS - 58, generator=g)[:ANCHORS].sort().values + 50 for _ in range(4)])
+    anchors = torch.stack(
+        [torch.randperm(TOKENS - 58, generator=g)[:ANCHORS].sort().values + 50 for _ in range(4)]
+    )
     made = Batch(
         input_ids=torch.randint(0, ROWS, (SEQUENCES, TOKENS), generator=g),
         loss_mask=(torch.arange(TOKENS) >= 50).expand(SEQUENCES, -1),
@@ -76,7 +80,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
-    settings = [("bf16", "grouped", 0.9), ("bf16", "grouped", 0.0), ("bf16", "dense", 0.9), ("fp32", "grouped", 0.9)]
+    settings = [
+        ("bf16", "grouped", 0.9),
+        ("bf16", "grouped", 0.0),
+        ("bf16", "dense", 0.9),
+        ("fp32", "grouped", 0.9),
+    ]
     results = {s: measure(prepare, *s, repeats=repeats) for s in settings}
     rows = [(*s, f"{seconds:.2f}", console.size(peak)) for s, (seconds, peak) in results.items()]
     title = f"{SEQUENCES} sequences x {ANCHORS} anchors x 7 slots, {torch.get_num_threads()} threads"

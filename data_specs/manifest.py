@@ -116,7 +116,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise ManifestError(f"{path}: field kind: expected one of {KINDS}, got {value['kind']!r}")
     digest = value.pop("digest")
     if digest != fingerprint(value):
-        raise ManifestError(f"{path}: the fields do not match the digest written with them: the file was edited")
+        raise ManifestError(
+            f"{path}: the fields do not match the digest written with them: the file was edited"
+        )
     value["files"] = {name: FileRecord(**record) for name, record in value["files"].items()}
     return Manifest(**value)
 
@@ -132,4 +134,6 @@ def verify_files(folder: Path, files: dict[str, FileRecord]) -> None:
             raise ManifestError(f"{path}: expected {expected.size} bytes, got {size}")
         got = file_record(path).sha256
         if got != expected.sha256:
-            raise ManifestError(f"{path}: expected sha256 {expected.sha256[:12]}..., got {got[:12]}...: damaged")
+            raise ManifestError(
+                f"{path}: expected sha256 {expected.sha256[:12]}..., got {got[:12]}...: damaged"
+            )

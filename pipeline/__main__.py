@@ -34,7 +34,9 @@ def run_cache(config: schema.Config, store: Store, made: dict[str, Artifact]) ->
 
 def run_train(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
     """Target cache -> draft."""
-    cache = made.get("cache") or store.resolve("cache", config.cache or f"{config.target.name}_{config.data.name}")
+    cache = made.get("cache") or store.resolve(
+        "cache", config.cache or f"{config.target.name}_{config.data.name}"
+    )
     _keep(made, "draft", _call("stages.train.loop", "run_train", config, store, cache))
 
 

@@ -1,7 +1,7 @@
 """Versioned artifacts on disk: find, resolve, resume and commit them.
 
-    artifacts/<kind>/<name>/v0/manifest.json ...      committed, never changed again
-    artifacts/<kind>/<name>/.partial-<fingerprint>/   being made; a rerun with the same inputs goes on in it
+artifacts/<kind>/<name>/v0/manifest.json ...      committed, never changed again
+artifacts/<kind>/<name>/.partial-<fingerprint>/   being made; a rerun with the same inputs goes on in it
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ class Store:
         path.mkdir(parents=True, exist_ok=True)
         return Work(kind, name, schema_version, fingerprint, parents, config, path)
 
-    def commit(
-        self, work: Work, counts: dict[str, Any], files: tuple[str, ...] = ("**/*",)
-    ) -> Artifact:
+    def commit(self, work: Work, counts: dict[str, Any], files: tuple[str, ...] = ("**/*",)) -> Artifact:
         """Write the manifest (records of the files that match ``files``) and rename the folder to the next version."""
         parent = work.path.parent
         while True:
@@ -178,7 +176,9 @@ def _number(path: Path) -> int:
 
 def _of_kind(artifact: Artifact, kind: str) -> Artifact:
     if artifact.manifest.kind != kind:
-        raise ArtifactError(f"{artifact.path}: expected an artifact of kind {kind}, got {artifact.manifest.kind}")
+        raise ArtifactError(
+            f"{artifact.path}: expected an artifact of kind {kind}, got {artifact.manifest.kind}"
+        )
     return artifact
 
 

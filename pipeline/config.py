@@ -34,7 +34,9 @@ class TargetConfig:
     path: str = MISSING  # Hub id or local folder
     revision: str | None = None
     dtype: str = "bfloat16"  # float32 | bfloat16: what the target computes in
-    taps: list[int] | None = None  # decoder layers whose output is tapped (-1: embedding); None: spread evenly
+    taps: list[int] | None = (
+        None  # decoder layers whose output is tapped (-1: embedding); None: spread evenly
+    )
     num_taps: int = 5
     mask_token_id: int | None = None  # None: chosen by pipeline/drafts/mask_token.py
     thinking: bool | None = None  # enable_thinking of the chat template; None: the template's default
@@ -122,6 +124,7 @@ class LossConfig:
     decay: float | None = None  # position weight exp(-(k-1)/decay); None: the block size
     ce_start: float | None = None  # weights at the first step, moved linearly to the above ...
     l1_start: float | None = None
+    confidence_start: float | None = None
     ramp: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ... between these shares of the run
     chunk_slots: int = 128  # rows of [slots, V] that exist at a time
 
@@ -132,7 +135,9 @@ class InitConfig:
 
     final_norm: bool = False  # copy the target's final norm
     layers: bool = False  # start the draft layers from the target's last ones
-    bigram: float | None = None  # start the Markov head from the bigrams of the cache, smoothed with so many draws
+    bigram: float | None = (
+        None  # start the Markov head from the bigrams of the cache, smoothed with so many draws
+    )
 
 
 @dataclass
@@ -312,7 +317,10 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
             (train.steps is None) == (train.epochs is None),
             f"train.steps and train.epochs: expected exactly one of them, got {train.steps} and {train.epochs}",
         ),
-        (data.heldout + data.benchmark >= 1, "data.heldout and data.benchmark: nothing would be left to train on"),
+        (
+            data.heldout + data.benchmark >= 1,
+            "data.heldout and data.benchmark: nothing would be left to train on",
+        ),
         (
             answers.engine == "openai" and not answers.openai.base_urls,
             "answers.openai.base_urls: expected at least one URL such as http://127.0.0.1:8000/v1, got none",

@@ -15,7 +15,9 @@ def show(store: Store) -> None:
     """Print every committed artifact below the store's root."""
     artifacts = store.list()
     if not artifacts:
-        console.say(f"No artifacts under {store.root} yet. Make some: python -m pipeline stage=all experiment=quickstart")
+        console.say(
+            f"No artifacts under {store.root} yet. Make some: python -m pipeline stage=all experiment=quickstart"
+        )
         return
     rows = [(a.manifest.kind, a.reference, summary(a), a.manifest.created, str(a.path)) for a in artifacts]
     console.table(f"Artifacts under {store.root}", ("kind", "reference", "holds", "made", "path"), rows)

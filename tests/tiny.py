@@ -25,7 +25,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(SPECIAL))
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
     )
     fast.chat_template = TEMPLATE
     return fast
@@ -56,7 +59,7 @@ def save_target(folder: Path, seed: int = 0, scale: float = 6.0, **changes: obje
 
 
 def draft(seed: int = 0, **changes: object):
-    """An untrained DSpark draft for the tiny target (fp32, depth 2, block of 7, rank 8), its weights clearly non-zero."""
+    """An untrained DSpark draft for the tiny target (fp32, depth 2, block of 7, rank 8)."""
     from pipeline.drafts.registry import ARCHITECTURES
 
     torch.manual_seed(seed)

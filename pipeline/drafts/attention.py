@@ -50,7 +50,9 @@ def default_backend(device: torch.device) -> str:
     return "flex" if device.type == "cuda" else "grouped"
 
 
-def plan_attention(rows: Tensor, anchors: Tensor, context_length: int, block_size: int, backend: str) -> AttentionPlan:
+def plan_attention(
+    rows: Tensor, anchors: Tensor, context_length: int, block_size: int, backend: str
+) -> AttentionPlan:
     """Plan for N blocks: ``rows`` [N] ascending (sequence of each), ``anchors`` [N] ascending in each row."""
     if backend not in BACKENDS:
         raise ValueError(f"attention: expected one of {BACKENDS}, got {backend!r}")
@@ -145,7 +147,9 @@ def _flex_mask(anchors: Tensor, filled: Tensor, context_length: int, block_size:
         return seen | own
 
     slots = anchors.shape[1] * block_size
-    return create_block_mask(rule, len(anchors), None, slots, context_length + slots, device=str(anchors.device))
+    return create_block_mask(
+        rule, len(anchors), None, slots, context_length + slots, device=str(anchors.device)
+    )
 
 
 def _attend_padded(

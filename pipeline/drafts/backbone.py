@@ -48,7 +48,9 @@ class Backbone(Draft):
         """H_ctx = RMSNorm(fc [H^(l1); ...; H^(lm)]): [.., m*H] -> [.., H]."""
         return self.hidden_norm(self.fc(hidden.to(self.fc.weight.dtype)))
 
-    def forward(self, hidden: Tensor, anchor_tokens: Tensor, rows: Tensor, anchors: Tensor, plan: AttentionPlan) -> Tensor:
+    def forward(
+        self, hidden: Tensor, anchor_tokens: Tensor, rows: Tensor, anchors: Tensor, plan: AttentionPlan
+    ) -> Tensor:
         """Final states [N, G, H] of the blocks.
 
         ``hidden`` [B, S, m*H]; ``anchor_tokens``, ``rows``, ``anchors`` int64 [N]: token, sequence and position.
@@ -60,7 +62,11 @@ class Backbone(Draft):
         tables = self.rotary(x, slots)
         for layer in self.layers:
             k_ctx, v_ctx = layer.self_attn.keys_values(context, context_tables)
-            x = layer(x, tables, lambda q, k, v, scale, k_ctx=k_ctx, v_ctx=v_ctx: attend(plan, q, k_ctx, v_ctx, k, v, scale))
+            x = layer(
+                x,
+                tables,
+                lambda q, k, v, scale, k_ctx=k_ctx, v_ctx=v_ctx: attend(plan, q, k_ctx, v_ctx, k, v, scale),
+            )
         return self.norm(x)
 
     def start(self) -> ContextState:
@@ -85,7 +91,9 @@ class Backbone(Draft):
         for layer, cached in zip(self.layers, state.layers, strict=True):
             keys, values = cached[:, None, : state.length]  # [1, length, kv, d]
 
-            def attend_cached(q: Tensor, k: Tensor, v: Tensor, scale: float, keys=keys, values=values) -> Tensor:
+            def attend_cached(
+                q: Tensor, k: Tensor, v: Tensor, scale: float, keys=keys, values=values
+            ) -> Tensor:
                 return sdpa(q, torch.cat([keys, k], 1), torch.cat([values, v], 1), None, scale)
 
             x = layer(x, tables, attend_cached)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from pipeline.sampling import Sampler
 
-
 FROZEN = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -32,7 +31,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on ``device``."""
-        return Batch(**{name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__})
+        return Batch(
+            **{name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
+        )
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,15 @@ class LossTerms:
     ``total`` is the differentiable sum with the weights of the terms applied; the others are detached.
     ``acceptance`` [B, A, G]: 1 - TV(draft, target), the probability of accepting the slot at temperature 1;
     ``agreement`` [B, A, G]: 1 where both distributions have the same mode (acceptance at temperature 0);
-    both are 0 at slots without supervision; ``agreement`` is None in training mode (it costs two more passes).
+    both are 0 at slots without supervision. ``agreement`` is None in training mode (it costs two more passes),
+    ``acceptance`` where nothing asked to compare the distributions (weights of L1 and confidence are 0).
     """
 
     total: Tensor
     ce: Tensor
     l1: Tensor
     confidence: Tensor
-    acceptance: Tensor
+    acceptance: Tensor | None
     agreement: Tensor | None
 
 
@@ -115,7 +117,12 @@ class Draft(nn.Module):
 
     @abstractmethod
     def loss(
-        self, batch: Batch, blocks: Blocks, supervision: Supervision, weights: LossWeights, chunk_slots: int = 128
+        self,
+        batch: Batch,
+        blocks: Blocks,
+        supervision: Supervision,
+        weights: LossWeights,
+        chunk_slots: int = 128,
     ) -> LossTerms:
         """Loss terms of one batch; a batch without any supervised slot gives zeros that still have a graph."""
 

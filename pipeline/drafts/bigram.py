@@ -19,14 +19,18 @@ def pointwise_information(previous: Tensor, following: Tensor, size: int, smooth
     p(next | previous) is smoothed with ``smoothing`` draws from p(next), so that a pair never seen after a rare token
     weighs little: (count + s p) / (total + s).
     """
-    counts = torch.zeros(size, size).index_put_((previous, following), torch.ones(len(previous)), accumulate=True)
+    counts = torch.zeros(size, size).index_put_(
+        (previous, following), torch.ones(len(previous)), accumulate=True
+    )
     unigram = counts.sum(0) + 0.1
     unigram /= unigram.sum()
     conditional = (counts + smoothing * unigram) / (counts.sum(1, keepdim=True) + smoothing)
     return (conditional / unigram).log()
 
 
-def fit(previous: Tensor, following: Tensor, rows: int, rank: int, smoothing: float = 5.0) -> tuple[Tensor, Tensor]:
+def fit(
+    previous: Tensor, following: Tensor, rows: int, rank: int, smoothing: float = 5.0
+) -> tuple[Tensor, Tensor]:
     """(W1, W2), fp32 [rows, rank] each, with W1 W2^T the best rank-``rank`` fit (SVD) of the table above.
 
     ``previous`` and ``following`` int64 [n] are neighbouring tokens. Tokens that never occur, or are not among the

@@ -62,14 +62,22 @@ def read_config(folder: Path) -> Qwen3Config:
             raise CheckpointError(f"{path}: field {name} is missing")
     architecture = values["architectures"][0]
     if architecture not in ARCHITECTURES:
-        raise CheckpointError(f"{path}: field architectures: expected one of {sorted(ARCHITECTURES)}, got {architecture}")
+        raise CheckpointError(
+            f"{path}: field architectures: expected one of {sorted(ARCHITECTURES)}, got {architecture}"
+        )
     if values["markov_rank"] and values["markov_head_type"] != "vanilla":
-        raise CheckpointError(f"{path}: field markov_head_type: expected vanilla, got {values['markov_head_type']}")
+        raise CheckpointError(
+            f"{path}: field markov_head_type: expected vanilla, got {values['markov_head_type']}"
+        )
     if not values["sample_from_anchor"]:
-        raise CheckpointError(f"{path}: field sample_from_anchor: expected true (anchor-first), got false (1+N fill-in)")
+        raise CheckpointError(
+            f"{path}: field sample_from_anchor: expected true (anchor-first), got false (1+N fill-in)"
+        )
     if not 0 <= values["mask_token_id"] < values["vocab_size"]:
         rows = values["vocab_size"]
-        raise CheckpointError(f"{path}: field mask_token_id: expected a row below {rows}, got {values['mask_token_id']}")
+        raise CheckpointError(
+            f"{path}: field mask_token_id: expected a row below {rows}, got {values['mask_token_id']}"
+        )
     return Qwen3Config.from_dict(values)
 
 
@@ -98,7 +106,8 @@ def check(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int,
         raise CheckpointError(f"{path}: tensor {name} is not part of this draft")
     for name, value in weights.items():
         if tuple(value.shape) != expected[name]:
-            raise CheckpointError(f"{path}: tensor {name}: expected shape {expected[name]}, got {tuple(value.shape)}")
+            raise CheckpointError(
+                f"{path}: tensor {name}: expected shape {expected[name]}, got {tuple(value.shape)}"
+            )
         if not name.endswith("bias") and not value.any():
             raise CheckpointError(f"{path}: tensor {name} is all zero")
-

@@ -44,7 +44,11 @@ class DSpark(Backbone):
     def logits(self, hidden: Tensor, features: Tensor | None) -> Tensor:
         """U_k + B_k, fp32 [.., V], for states [.., H]."""
         parallel = self.lm_head(hidden.to(self.lm_head.weight.dtype)).float()
-        return parallel if features is None or self.markov_head is None else parallel + self.markov_head.bias(features)
+        return (
+            parallel
+            if features is None or self.markov_head is None
+            else parallel + self.markov_head.bias(features)
+        )
 
     def block_states(self, batch: Batch, blocks: Blocks) -> Tensor:
         """Final states [B, A, G, H] of the kept blocks (zero elsewhere)."""
@@ -57,7 +61,12 @@ class DSpark(Backbone):
         return out.index_put((rows, columns), states)
 
     def loss(
-        self, batch: Batch, blocks: Blocks, supervision: Supervision, weights: LossWeights, chunk_slots: int = 128
+        self,
+        batch: Batch,
+        blocks: Blocks,
+        supervision: Supervision,
+        weights: LossWeights,
+        chunk_slots: int = 128,
     ) -> LossTerms:
         """Loss terms of the supervised slots (design.md, "Loss"); see Draft.loss."""
         useful = Blocks(blocks.anchors, blocks.keep & supervision.mask.any(-1))
@@ -71,15 +80,18 @@ class DSpark(Backbone):
         terms = distribution_loss(
             hidden, features, None if self.markov_head is None else self.markov_head.markov_w2.weight,
             self.lm_head.weight, batch.last_hidden[where[0], positions], supervision.labels[where], slot_weights,
-            weights.ce, weights.l1, chunk_slots, agreement=not self.training,
+            weights.ce, weights.l1, chunk_slots, compare=self.confidence_head is not None and weights.confidence != 0,
+            agreement=not self.training,
         )  # fmt: skip
-        confidence = self._confidence_loss(hidden, features, terms.tv, slot_weights)
+        confidence = hidden.new_zeros((), dtype=torch.float32)
+        if self.confidence_head is not None:
+            confidence = self._confidence_loss(hidden, features, terms.tv, slot_weights)
         return LossTerms(
             total=terms.total + weights.confidence * confidence,
             ce=terms.ce.detach(),
             l1=terms.l1.detach(),
             confidence=confidence.detach(),
-            acceptance=_scatter(1 - terms.tv, where, supervision.mask),
+            acceptance=None if terms.tv is None else _scatter(1 - terms.tv, where, supervision.mask),
             agreement=None if terms.agreement is None else _scatter(terms.agreement, where, supervision.mask),
         )
 
@@ -116,14 +128,20 @@ class DSpark(Backbone):
         return Proposal(
             tokens=torch.cat(tokens) if tokens else previous[:0],
             probabilities=None if sampler.greedy else torch.cat(probabilities) if tokens else parallel[:0],
-            confidences=None if self.confidence_head is None else torch.cat(confidences) if tokens else parallel[:0, 0],
+            confidences=None
+            if self.confidence_head is None
+            else torch.cat(confidences)
+            if tokens
+            else parallel[:0, 0],
         )
 
-    def _confidence_loss(self, hidden: Tensor, features: Tensor | None, tv: Tensor, weights: Tensor) -> Tensor:
-        """Weighted BCE against the label 1 - TV(p_d, p_t)."""
-        if self.confidence_head is None:
-            return hidden.new_zeros((), dtype=torch.float32)
+    def _confidence_loss(
+        self, hidden: Tensor, features: Tensor | None, tv: Tensor | None, weights: Tensor
+    ) -> Tensor:
+        """Weighted BCE against the label 1 - TV(p_d, p_t); zero with a graph while there is no label."""
         logits = self.confidence(hidden, features).float()
+        if tv is None:
+            return logits.sum() * 0.0
         label = (1 - tv).clamp(0, 1)
         each = functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
         return (each * weights).sum()

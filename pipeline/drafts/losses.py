@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CACHED = 200_000  # fp32 logits whose elementwise passes run together on a CPU: they stay in a core's second-level cache
+CACHED = 400_000  # fp32 logits whose elementwise passes run together on a CPU: they stay in a core's second-level cache
 TINY = 1e-38  # smallest probability whose logarithm is taken
 
 
@@ -27,13 +27,14 @@ TINY = 1e-38  # smallest probability whose logarithm is taken
 class Terms:
     """Sums over the slots (weighted) and figures of each slot [n].
 
-    ``total`` carries the gradient. ``tv`` is the total variation |p - q|_1 / 2. ``agreement`` is None unless asked for.
+    ``total`` carries the gradient. ``tv`` is the total variation |p - q|_1 / 2, None where the distributions were not
+    compared. ``agreement`` (equal modes, 0 or 1) is None unless asked for.
     """
 
     total: Tensor
     ce: Tensor
     l1: Tensor
-    tv: Tensor
+    tv: Tensor | None
     agreement: Tensor | None
 
 
@@ -48,20 +49,22 @@ def distribution_loss(
     ce: float,
     l1: float,
     chunk: int = 128,
+    compare: bool = True,
     agreement: bool = False,
 ) -> Terms:
     """The weighted sum of the module's docstring over n slots.
 
     hidden [n, H]; features [n, r] and w2 [V, r] (or None, None without a sequential head); head [V, H] frozen;
     target_hidden [n, H]; labels int64 [n]; weights fp32 [n]. ``chunk``: slots whose [chunk, V] logits exist at a time.
+    ``compare``: whether the target's distribution is formed although ``l1`` is 0 (a third of the products).
     Matrix products run in the autocast type where autocast is on, else in hidden's type.
     """
-    results = _Distribution.apply(
-        hidden, features, w2, head, target_hidden, labels, weights, ce, l1, chunk, agreement,
+    compare = compare or agreement or l1 != 0
+    total, ce_sum, l1_sum, tv, agree = _Distribution.apply(
+        hidden, features, w2, head, target_hidden, labels, weights, ce, l1, chunk, compare, agreement,
         torch.is_grad_enabled(), _matmul_dtype(hidden),
     )  # fmt: skip
-    total, ce_sum, l1_sum, tv, agree = results
-    return Terms(total, ce_sum, l1_sum, tv, agree if agreement else None)
+    return Terms(total, ce_sum, l1_sum, tv if compare else None, agree if agreement else None)
 
 
 def _matmul_dtype(x: Tensor) -> torch.dtype:
@@ -73,8 +76,8 @@ class _Distribution(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, hidden: Tensor, features: Tensor | None, w2: Tensor | None, head: Tensor, target_hidden: Tensor,
-        labels: Tensor, weights: Tensor, ce: float, l1: float, chunk: int, agreement: bool, with_gradient: bool,
-        dtype: torch.dtype,
+        labels: Tensor, weights: Tensor, ce: float, l1: float, chunk: int, compare: bool, agreement: bool,
+        with_gradient: bool, dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         h, t, w = hidden.to(dtype), target_hidden.to(dtype), head.to(dtype)
         f = None if features is None else features.to(dtype)
@@ -87,10 +90,11 @@ class _Distribution(torch.autograd.Function):
         for first in range(0, len(h), chunk):
             part = slice(first, first + chunk)
             logits = torch.mm(h[part], w.t())
-            bias = None if f is None or m is None else torch.mm(f[part], m.t())
-            target = torch.mm(t[part], w.t()) if l1 or agreement or not with_gradient else None
+            if f is not None and m is not None:
+                logits.addmm_(f[part], m.t())
+            target = torch.mm(t[part], w.t()) if compare else None
             gradient = _elementwise(
-                logits, bias, target, labels[part], weights[part], ce, l1, figures[:, part], agreement, with_gradient
+                logits, target, labels[part], weights[part], ce, l1, figures[:, part], agreement, with_gradient
             )
             if gradient is None:
                 continue
@@ -113,11 +117,11 @@ class _Distribution(torch.autograd.Function):
             None if g is None else (g * upstream[0].to(g.dtype)).to(dtype)
             for g, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
         ]
-        return (*scaled, *(None,) * 10)
+        return (*scaled, *(None,) * 11)
 
 
 def _elementwise(
-    logits: Tensor, bias: Tensor | None, target: Tensor | None, labels: Tensor, weights: Tensor,
+    logits: Tensor, target: Tensor | None, labels: Tensor, weights: Tensor,
     ce: float, l1: float, figures: Tensor, agreement: bool, with_gradient: bool,
 ) -> Tensor | None:  # fmt: skip
     """Fill ``figures`` [3, c] and return the gradient in the logits [c, V] in their type (written over them)."""
@@ -125,8 +129,6 @@ def _elementwise(
     for first in range(0, len(logits), step):
         rows = slice(first, first + step)
         z = logits[rows].float()
-        if bias is not None:
-            z = z.add_(bias[rows])
         if agreement and target is not None:
             figures[2, rows] = (z.argmax(-1) == target[rows].argmax(-1)).float()
         label = labels[rows, None]
@@ -143,7 +145,9 @@ def _elementwise(
     return logits if with_gradient else None
 
 
-def _row_gradient(p: Tensor, sign: Tensor | None, label: Tensor, weight: Tensor, ce: float, l1: float) -> Tensor:
+def _row_gradient(
+    p: Tensor, sign: Tensor | None, label: Tensor, weight: Tensor, ce: float, l1: float
+) -> Tensor:
     """w (c_ce (p - onehot) + c_l1 p (s - <s, p>)) for a few rows; overwrites ``p`` and ``sign``."""
     if sign is not None and l1:
         mean = torch.linalg.vecdot(sign, p)[:, None]

@@ -33,13 +33,18 @@ def inputs(tensors: dict[str, Tensor]) -> tuple[Batch, Blocks]:
 
 
 def compare(folder: Path, attention: str = "dense", chunk_slots: int = 128) -> dict[str, float]:
-    """Largest absolute difference of logits, confidences, labels and losses; relative (to the tensor's norm) of gradients."""
-    tensors, expected = load_file(folder / "tensors.safetensors"), json.loads((folder / "expected.json").read_text())
+    """Largest difference of logits, confidences, labels and losses; of gradients relative to the tensor's norm."""
+    tensors, expected = (
+        load_file(folder / "tensors.safetensors"),
+        json.loads((folder / "expected.json").read_text()),
+    )
     draft = checkpoint.load(folder).float().train()
     draft.attention = attention
     batch, blocks = inputs(tensors)
     report = _forward_differences(draft, batch, blocks, tensors)
-    weights = LossWeights(expected["weights"]["ce"], expected["weights"]["tv"], expected["weights"]["confidence"])
+    weights = LossWeights(
+        expected["weights"]["ce"], expected["weights"]["tv"], expected["weights"]["confidence"]
+    )
     for gamma in (4.0, 7.0):
         draft.zero_grad()
         supervision = supervise(batch, blocks, draft.block_size, gamma)

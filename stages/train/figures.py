@@ -43,13 +43,14 @@ class Sums:
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self.greedy = False
+        self.greedy = self.compared = False
 
     def add(self, micro: Micro, terms: LossTerms, square: Tensor | None = None) -> None:
         """Count one micro-batch; fillers weigh nothing and have no blocks."""
         keep = micro.blocks.keep & (micro.batch.samples >= 0)[:, None]
         zero = torch.zeros((), device=keep.device)
         self.greedy = self.greedy or terms.agreement is not None
+        self.compared = self.compared or terms.acceptance is not None
         self.parts.append(
             Part(
                 samples=micro.batch.samples,
@@ -58,7 +59,7 @@ class Sums:
                 l1=terms.l1,
                 confidence=terms.confidence,
                 weight=micro.supervision.weights.sum(dtype=torch.float64),
-                accepted=accepted_length(terms.acceptance, keep),
+                accepted=zero if terms.acceptance is None else accepted_length(terms.acceptance, keep),
                 greedy=zero if terms.agreement is None else accepted_length(terms.agreement, keep),
                 blocks=keep.sum(),
                 square=zero if square is None else square,
@@ -77,8 +78,8 @@ class Sums:
             "l1": l1 / weight,
             "confidence": confidence / weight,
             "weight": weight,
-            SCORE: accepted / blocks,
         }
+        figures |= {SCORE: accepted / blocks} if self.compared else {}
         return figures | ({GREEDY: greedy / blocks} if self.greedy else {}), math.isfinite(total + square)
 
     def not_finite(self) -> list[tuple[list[int], float, float]]:

@@ -199,8 +199,6 @@ class Run:
         figures, finite = sums.over_ranks()
         if not finite:
             raise NonFiniteError(self._culprits(step, sums))
-        if not weights.l1:  # then the loss does not compare the distributions, and has no acceptance to tell
-            del figures[SCORE]
         return figures
 
     def _culprits(self, step: int, sums: Sums) -> str:

@@ -69,12 +69,22 @@ class Setup:
         if drafter.init.layers:
             depth = self.tensors.config.num_hidden_layers
             layers = load_layers(self.config.target, list(range(max(0, depth - drafter.depth), depth)))
+        pairs = self._bigrams() if drafter.init.bigram is not None else None
         torch.manual_seed(self.config.seed)
-        draft: Any = build(drafter, self.tensors, taps, self.mask_token_id, layers)
+        draft: Any = build(drafter, self.tensors, taps, self.mask_token_id, layers, pairs)
         draft.attention = None if self.config.train.attention == "auto" else self.config.train.attention
         if self.config.train.compile:
             draft.compile(dynamic=True)
         return draft
+
+    def _bigrams(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Neighbouring tokens (previous, answer token) of the training samples, int64 [n] each."""
+        pairs = []
+        for number in self.samples.numbers:
+            ids, mask = self.samples.reader.read_ids(int(number))
+            pairs.append(torch.stack([ids[:-1], ids[1:]])[:, mask[1:]])
+        previous, following = torch.cat(pairs, 1)
+        return previous, following
 
     @cached_property
     def heldout_samples(self) -> Samples:

@@ -37,7 +37,7 @@ def learning_rate(step: int, total: int, config: TrainConfig) -> float:
 def loss_weights(step: int, total: int, config: LossConfig) -> LossWeights:
     """Weights of the loss terms at step ``step`` of ``total``.
 
-    ``ce`` and ``l1`` move linearly from their start values to their final ones between the shares ``ramp`` of
+    Each moves linearly from their start values to their final ones between the shares ``ramp`` of
     the run; without start values they are the paper's constants. (The L1 term has almost no gradient while
     the two distributions do not overlap, which makes a short run start with cross-entropy.)
     """
@@ -47,7 +47,7 @@ def loss_weights(step: int, total: int, config: LossConfig) -> LossWeights:
     return LossWeights(
         ce=_between(config.ce_start, config.ce, progress),
         l1=_between(config.l1_start, config.l1, progress),
-        confidence=config.confidence,
+        confidence=_between(config.confidence_start, config.confidence, progress),
     )
 
 

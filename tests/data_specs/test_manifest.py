@@ -8,7 +8,8 @@ from data_specs import manifest as m
 
 def example(**changes: object) -> m.Manifest:
     values = {
-        "kind": "draft", "name": "a", "version": "v0", "schema_version": 1, "fingerprint": "f", "parents": {"cache": "c"},
+        "kind": "draft", "name": "a", "version": "v0", "schema_version": 1, "fingerprint": "f",
+        "parents": {"cache": "c"},
         "config": {"x": 1}, "counts": {"steps": 3}, "packages": {}, "revision": None, "created": "2026-01-01",
         "files": {"a.bin": m.FileRecord(3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")},
     }  # fmt: skip
@@ -65,7 +66,9 @@ def test_unknown_kind_and_absence(tmp_path: Path) -> None:
         m.read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("field,value", [("version", "v9"), ("counts", {"steps": 4}), ("created", "2027"), ("revision", "a")])
+@pytest.mark.parametrize(
+    "field,value", [("version", "v9"), ("counts", {"steps": 4}), ("created", "2027"), ("revision", "a")]
+)
 def test_an_edited_manifest_is_refused(tmp_path: Path, field: str, value: object) -> None:
     """Must hold 6."""
     m.write_manifest(tmp_path, example())

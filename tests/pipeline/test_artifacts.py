@@ -77,6 +77,10 @@ def test_names_that_would_leave_the_folder_are_refused(store: Store) -> None:
 
 def test_manifest_holds_lineage_and_versions(store: Store) -> None:
     manifest = make(store).manifest
-    assert manifest.parents == {"cache": "c"} and manifest.config == {"lr": 0.1} and manifest.counts == {"steps": 2}
+    assert (
+        manifest.parents == {"cache": "c"}
+        and manifest.config == {"lr": 0.1}
+        and manifest.counts == {"steps": 2}
+    )
     assert manifest.packages["torch"].startswith("2.")
     assert list(manifest.files) == ["weights.bin"]

@@ -61,7 +61,10 @@ def test_wrong_types_are_named() -> None:
         (["train.steps=5"], "train.steps and train.epochs: expected exactly one"),
         (["train.epochs=null"], "train.steps and train.epochs: expected exactly one"),
         (["answers=openai"], "answers.openai.base_urls: expected at least one"),
-        (["drafter.confidence_head=false", "evaluate.threshold=0.5"], "evaluate.threshold: .*drafter.confidence_head"),
+        (
+            ["drafter.confidence_head=false", "evaluate.threshold=0.5"],
+            "evaluate.threshold: .*drafter.confidence_head",
+        ),
         (["target.dtype=int8"], "target.dtype: expected one of .* got 'int8'"),
         (["evaluate.temperature=-1"], "evaluate.temperature: expected at least 0, got -1"),
         (["evaluate.top_p=1.5"], "evaluate.top_p"),

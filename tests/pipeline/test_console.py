@@ -3,7 +3,9 @@ import pytest
 from pipeline import console
 
 
-@pytest.mark.parametrize("seconds,text", [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
+@pytest.mark.parametrize(
+    "seconds,text", [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")]
+)
 def test_duration(seconds: float, text: str) -> None:
     assert console.duration(seconds) == text
 

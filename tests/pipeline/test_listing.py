@@ -9,7 +9,12 @@ from pipeline.artifacts import Store
 def test_lineage_is_a_tree(tmp_path: Path) -> None:
     store = Store(tmp_path)
     parents: dict[str, str] = {}
-    for kind, name in (("answers", "t_d"), ("cache", "t_d"), ("draft", "t_dspark"), ("evaluation", "t_dspark")):
+    for kind, name in (
+        ("answers", "t_d"),
+        ("cache", "t_d"),
+        ("draft", "t_dspark"),
+        ("evaluation", "t_dspark"),
+    ):
         work = store.begin(kind, name, 1, kind * 8, parents, {})
         store.commit(work, {"samples": 1200})
         parents = {kind: kind * 8}

@@ -1,6 +1,6 @@
+import tiny
 import torch
 
-import tiny
 from pipeline.drafts.families.qwen3 import Rotary
 
 
@@ -20,7 +20,12 @@ def test_observing_in_pieces_equals_observing_at_once() -> None:
     for pieces in ((0, 300), (0, 3, 258, 300)):  # the second grows its buffers twice
         state = draft.start()
         for first, last in zip(pieces, pieces[1:], strict=False):
-            draft.observe(state, batch.input_ids[0, first:last], batch.hidden[0, first:last], batch.last_hidden[0, first:last])
+            draft.observe(
+                state,
+                batch.input_ids[0, first:last],
+                batch.hidden[0, first:last],
+                batch.last_hidden[0, first:last],
+            )
         states.append(draft.draft(state, torch.tensor([5])))
         assert state.length == 300
     assert torch.allclose(states[0], states[1], atol=1e-5)

@@ -3,10 +3,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-import tiny
 from pipeline.drafts import checkpoint
 from pipeline.drafts.checkpoint import CheckpointError
 
@@ -67,7 +67,10 @@ def test_embedding_and_head_may_be_the_targets(folder: Path) -> None:
         ({"fc__weight": None}, r"tensor fc.weight \(32, 64\) is missing"),
         ({"extra__weight": torch.ones(2)}, "tensor extra.weight is not part of this draft"),
         ({"norm__weight": torch.ones(31)}, r"tensor norm.weight: expected shape \(32,\), got \(31,\)"),
-        ({"markov_head__markov_w2__weight": torch.zeros(272, 8)}, "tensor markov_head.markov_w2.weight is all zero"),
+        (
+            {"markov_head__markov_w2__weight": torch.zeros(272, 8)},
+            "tensor markov_head.markov_w2.weight is all zero",
+        ),
     ],
 )
 def test_damaged_tensors_are_named(folder: Path, changes: dict, message: str) -> None:
@@ -82,7 +85,10 @@ def test_damaged_tensors_are_named(folder: Path, changes: dict, message: str) ->
     [
         ({"target_layer_ids": ...}, "field target_layer_ids is missing"),
         ({"mask_token_id": 272}, "field mask_token_id: expected a row below 272, got 272"),
-        ({"architectures": ["LlamaForCausalLM"]}, "field architectures: expected one of .*, got LlamaForCausalLM"),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "field architectures: expected one of .*, got LlamaForCausalLM",
+        ),
         ({"sample_from_anchor": False}, "field sample_from_anchor: expected true"),
         ({"markov_head_type": "rnn"}, "field markov_head_type: expected vanilla, got rnn"),
     ],

@@ -1,7 +1,7 @@
 import pytest
+import tiny
 import torch
 
-import tiny
 from pipeline.drafts.base import Batch, Blocks, LossWeights, supervise
 from pipeline.sampling import Sampler
 
@@ -49,7 +49,14 @@ def test_batched_equals_single(attention: str) -> None:
     for i in (0, 1):
         n = int(batch.lengths[i])
         one = Batch(*(getattr(batch, f)[i : i + 1] for f in batch.__dataclass_fields__))
-        one = Batch(one.input_ids[:, :n], one.loss_mask[:, :n], one.lengths, one.hidden[:, :n], one.last_hidden[:, :n], one.samples)
+        one = Batch(
+            one.input_ids[:, :n],
+            one.loss_mask[:, :n],
+            one.lengths,
+            one.hidden[:, :n],
+            one.last_hidden[:, :n],
+            one.samples,
+        )
         singles.append(run(draft, one, Blocks(blocks.anchors[i : i + 1], blocks.keep[i : i + 1])))
     assert both.total.item() == pytest.approx(sum(s.total.item() for s in singles), rel=1e-5)
 
@@ -80,12 +87,21 @@ def test_drafting_equals_the_training_forward_pass() -> None:
         draft.observe(state, batch.input_ids[0, part], batch.hidden[0, part], batch.last_hidden[0, part])
     proposal = draft.propose(state, int(batch.input_ids[0, 12]), Sampler(0.0))
     ids = torch.cat([batch.input_ids[0, :13], proposal.tokens])[None]
-    longer = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([20]), batch.hidden[:1], batch.last_hidden[:1], batch.samples[:1])
+    longer = Batch(
+        ids,
+        torch.ones_like(ids, dtype=torch.bool),
+        torch.tensor([20]),
+        batch.hidden[:1],
+        batch.last_hidden[:1],
+        batch.samples[:1],
+    )
     blocks = Blocks(torch.tensor([[12]]), torch.tensor([[True]]))
     features = draft.features(ids[:, None, 12:19])
     states = draft.block_states(longer, blocks)
     assert torch.equal(draft.logits(states, features).argmax(-1)[0, 0], proposal.tokens)
-    assert torch.allclose(torch.sigmoid(draft.confidence(states, features))[0, 0], proposal.confidences, atol=1e-5)
+    assert torch.allclose(
+        torch.sigmoid(draft.confidence(states, features))[0, 0], proposal.confidences, atol=1e-5
+    )
 
 
 @torch.no_grad()
@@ -127,3 +143,16 @@ def test_uneven_batch_is_finite_on_every_backend() -> None:
         assert all(p.grad.isfinite().all() for p in draft.trainable_parameters())
         totals.append(terms.total.item())
     assert totals[0] == pytest.approx(totals[1], abs=1e-4)
+
+
+def test_the_confidence_head_learns_nothing_without_a_label() -> None:
+    """A run that starts with cross-entropy alone must not teach it that everything is accepted."""
+    draft = tiny.draft().train()
+    batch, blocks = uneven_batch()
+    supervision = supervise(batch, blocks, draft.block_size, 7.0)
+    terms = draft.loss(batch, blocks, supervision, LossWeights(1.0, 0.0, 0.0))
+    terms.total.backward()
+    assert terms.acceptance is None and terms.confidence.item() == 0
+    assert not draft.confidence_head.proj.weight.grad.any()
+    labelled = draft.loss(batch, blocks, supervision, LossWeights(1.0, 0.0, 1.0))
+    assert labelled.acceptance is not None and labelled.confidence.item() > 0

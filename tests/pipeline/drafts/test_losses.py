@@ -51,10 +51,12 @@ def test_figures_of_each_slot() -> None:
 
 
 def test_gradient_near_convergence_is_that_of_fp64() -> None:
-    """Pitfall 28: with equal heads the distributions nearly agree; the gradient must still be right in bf16 products."""
+    """Pitfall 28: where the distributions nearly agree the gradient must still be right."""
     x = inputs()
     near = (x["target_hidden"] + 1e-2 * torch.randn(SLOTS, WIDTH)).detach()
-    got, expected = ({**x, "hidden": near.clone().requires_grad_(), "w2": 0 * x["w2"].detach()} for _ in range(2))
+    got, expected = (
+        {**x, "hidden": near.clone().requires_grad_(), "w2": 0 * x["w2"].detach()} for _ in range(2)
+    )
     distribution_loss(**got, ce=0.0, l1=1.0).total.backward()
     double = {k: v.detach().double() if v.is_floating_point() else v for k, v in expected.items()}
     double["hidden"].requires_grad_()
@@ -79,3 +81,9 @@ def test_no_gradient_is_formed_where_none_is_asked_for() -> None:
         terms = distribution_loss(**x, ce=0.1, l1=0.9)
     assert not terms.total.requires_grad
     assert terms.total.item() == pytest.approx(plain(x, 0.1, 0.9).item(), rel=1e-5)
+
+
+def test_the_target_is_left_out_where_nothing_compares_with_it() -> None:
+    terms = distribution_loss(**inputs(), ce=1.0, l1=0.0, compare=False)
+    assert terms.tv is None
+    assert terms.total.item() == pytest.approx(plain(inputs(), 1.0, 0.0).item(), rel=1e-5)

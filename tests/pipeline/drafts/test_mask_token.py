@@ -1,6 +1,6 @@
 import pytest
-
 import tiny
+
 from pipeline.drafts.mask_token import MaskTokenError, choose
 
 
@@ -10,7 +10,9 @@ def test_a_row_beyond_the_tokenizer_comes_first() -> None:
 
 
 def test_else_a_special_token_without_a_role() -> None:
-    assert choose(tiny.tokenizer(), 260) == 259, "<|unused|>; the other three are eos, pad and in the template"
+    assert choose(tiny.tokenizer(), 260) == 259, (
+        "<|unused|>; the other three are eos, pad and in the template"
+    )
 
 
 def test_else_the_user_must_say() -> None:

@@ -1,8 +1,8 @@
 from types import SimpleNamespace
 
+import tiny
 import torch
 
-import tiny
 from pipeline.config import DrafterConfig, InitConfig
 from pipeline.drafts import registry
 
@@ -23,9 +23,16 @@ def drafter(**changes: object) -> DrafterConfig:
 
 def test_sizes_come_from_the_target() -> None:
     config = registry.draft_config(drafter(), tiny.target_config(), 272, [0, 2], 260)
-    assert (config.hidden_size, config.head_dim, config.vocab_size, config.num_hidden_layers) == (32, 8, 272, 2)
+    assert (config.hidden_size, config.head_dim, config.vocab_size, config.num_hidden_layers) == (
+        32,
+        8,
+        272,
+        2,
+    )
     assert config.num_target_layers == 4
-    assert config.rope_parameters == tiny.target_config().rope_parameters, "pitfall 32: one place for rotary tables"
+    assert config.rope_parameters == tiny.target_config().rope_parameters, (
+        "pitfall 32: one place for rotary tables"
+    )
     assert config.max_position_embeddings == 2048
 
 
@@ -56,10 +63,14 @@ def test_start_from_the_target() -> None:
             "foreign.weight": torch.ones(3),
         }
     }
-    made = registry.build(drafter(init=InitConfig(final_norm=True, layers=True)), tensors, [0, 2], 260, layers)
+    made = registry.build(
+        drafter(init=InitConfig(final_norm=True, layers=True)), tensors, [0, 2], 260, layers
+    )
     assert torch.equal(made.norm.weight, tensors.final_norm)
     assert torch.equal(made.layers[0].self_attn.q_proj.weight, layers[3]["self_attn.q_proj.weight"])
-    assert torch.equal(made.hidden_norm.weight, torch.full((32,), 2.0)), "the context is normed as layer 3 norms its input"
+    assert torch.equal(made.hidden_norm.weight, torch.full((32,), 2.0)), (
+        "the context is normed as layer 3 norms its input"
+    )
     fc = made.fc.weight.detach()
     assert (fc[:, 32:] - torch.eye(32)).abs().max() < 0.02, "tap 2, the output that layer 3 reads, passes"
     assert fc[:, :32].abs().max() < 0.02
