@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
+import data_specs
 from data_specs.errors import UserError
 
 
@@ -190,12 +192,18 @@ class DeepSpeedConfig:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+def benchmark_names() -> list[str]:
+    """The benchmarks that data_specs describes."""
+    return sorted(path.stem for path in (Path(data_specs.__file__).parent / "benchmarks").glob("*.yaml"))
+
+
 @dataclass
 class EvaluateConfig:
     """Speculative decoding on benchmarks."""
 
     benchmarks: list[str] = field(default_factory=list)  # files of data_specs/benchmarks, without .yaml
-    files: dict[str, str] = field(default_factory=dict)  # benchmark -> local file used instead of its Hub id
+    # benchmark -> local file used instead of its Hub id (null: the Hub's)
+    files: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(benchmark_names()))
     prompts: int | None = None  # at most so many prompts a benchmark
     max_new_tokens: int = 2048
     temperature: float = 0.0

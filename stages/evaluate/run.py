@@ -118,7 +118,7 @@ def _check_settings(config: Config) -> None:
         raise ConfigError("evaluate.benchmarks: expected at least one, got none")
     if len(set(settings.benchmarks)) != len(settings.benchmarks):
         raise ConfigError(f"evaluate.benchmarks={settings.benchmarks}: expected each one once")
-    unknown = sorted(set(settings.files) - set(settings.benchmarks))
+    unknown = sorted({name for name, file in settings.files.items() if file} - set(settings.benchmarks))
     if unknown:
         raise ConfigError(
             f"evaluate.files.{unknown[0]}: no such name in evaluate.benchmarks={settings.benchmarks}"

@@ -1,0 +1,98 @@
+"""The whole chain on a tiny target, through the very entry point a user types."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_specs.manifest import read_manifest
+from pipeline.artifacts import Store
+
+ROOT = Path(__file__).parents[1]
+PROMPT = {"prompt": "Count the apples on the table."}
+
+
+def pipeline(folder: Path, target: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, "-m", "pipeline", f"artifacts={folder / 'artifacts'}", f"hydra.run.dir={folder / 'out'}",
+        "target=hf", "target.name=tiny", f"target.path={target}", "target.dtype=float32", "target.num_taps=3",
+        "data=local", f"data.sources=[{{path: {folder / 'prompts.jsonl'}}}]", "data.heldout=0",
+        "answers.max_new_tokens=48", "answers.temperature=0", "drafter.depth=2", "drafter.markov_rank=16",
+        "train.epochs=null", "train.steps=150", "train.global_batch=1", "train.micro_batch=1", "train.anchors=48",
+        "train.lr=5e-3", "train.dtype=fp32", "train.workers=0", "train.checkpoint_every=100",
+        "drafter.loss.ce_start=1.0", "drafter.loss.l1_start=0.0", "drafter.loss.ramp=[0.4,0.6]",
+        "deepspeed=zero0", "tracking=none",
+        "evaluate.benchmarks=[alpaca]", f"evaluate.files.alpaca={folder / 'prompts.jsonl'}",
+        "evaluate.max_new_tokens=48", *overrides,
+    ]  # fmt: skip
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory, target_folder: Path) -> tuple[Path, Path, str]:
+    folder = tmp_path_factory.mktemp("chain")
+    (folder / "prompts.jsonl").write_text(json.dumps(PROMPT) + "\n")
+    done = pipeline(folder, target_folder, "stage=all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, target_folder, done.stdout
+
+
+def test_a_draft_overfitted_on_one_sample_is_accepted_nearly_whole(chain: tuple[Path, Path, str]) -> None:
+    """Must hold 7, pitfall 45: the cheapest test of the whole chain. 8 = seven drafts and the bonus token."""
+    found = Store(chain[0] / "artifacts").resolve("evaluation", "tiny_dspark")
+    summary = json.loads((found.path / "summary.json").read_text())
+    counts = summary["benchmarks"]["alpaca"]["counts"]
+    assert counts["prompts"] == 1
+    assert summary["benchmarks"]["alpaca"]["metrics"]["accepted_length"]["value"] > 6
+
+
+def test_lineage_runs_from_the_answers_to_the_evaluation(chain: tuple[Path, Path, str]) -> None:
+    manifests = {a.manifest.kind: a.manifest for a in Store(chain[0] / "artifacts").list()}
+    assert sorted(manifests) == ["answers", "cache", "draft", "evaluation"]
+    assert manifests["cache"].parents == {"answers": manifests["answers"].fingerprint}
+    assert manifests["draft"].parents == {"cache": manifests["cache"].fingerprint}
+    assert manifests["evaluation"].parents == {"draft": manifests["draft"].fingerprint}
+
+
+def test_a_second_run_does_nothing_again_and_says_so(chain: tuple[Path, Path, str]) -> None:
+    folder, target, _ = chain
+    before = [a.path for a in Store(folder / "artifacts").list()]
+    done = pipeline(folder, target, "stage=all")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("already there") == 4
+    assert [a.path for a in Store(folder / "artifacts").list()] == before
+
+
+def test_list_shows_what_there_is(chain: tuple[Path, Path, str]) -> None:
+    done = pipeline(chain[0], chain[1], "stage=list")
+    assert "tiny_local:v0" in done.stdout and "tiny_dspark:v0" in done.stdout
+
+
+def test_a_damaged_cache_is_refused_before_the_first_step(chain: tuple[Path, Path, str]) -> None:
+    """Must hold 6, from the command line: one flipped byte; the error is one line that names the file."""
+    folder, target, _ = chain
+    cache = Store(folder / "artifacts").resolve("cache", "tiny_local")
+    victim = next(p for p in cache.path.rglob("*") if p.is_file() and "/hidden/c/" in p.as_posix())
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    done = pipeline(folder, target, "stage=train", "seed=1")
+    victim.write_bytes(whole)
+    assert done.returncode == 2
+    assert victim.name in done.stderr and "Traceback" not in done.stderr
+    assert read_manifest(cache.path).kind == "cache"
+
+
+@pytest.mark.parametrize(
+    "overrides,message",
+    [
+        (["stage=train", "cache=nowhere"], "cache=nowhere: no such cache"),
+        (["stage=evaluate", "draft=nowhere:v3"], "draft=nowhere:v3: no such draft"),
+        (["stage=train", "train.steps=0"], "train.steps"),
+    ],
+)
+def test_user_errors_are_one_line(chain: tuple[Path, Path, str], overrides: list[str], message: str) -> None:
+    done = pipeline(chain[0], chain[1], *overrides)
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
