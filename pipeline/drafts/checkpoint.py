@@ -16,23 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3Config
 
+from data_specs.draft import CONFIG, CONVENTION, DEFAULTS, REQUIRED, WEIGHTS
 from data_specs.errors import UserError
 from pipeline.drafts.base import FROZEN, Draft
 from pipeline.drafts.registry import ARCHITECTURES
 
 if TYPE_CHECKING:
     from pipeline.target import TargetTensors
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-# What config.json may leave out, and what engines then take it to be (engine_formats: native layout).
-DEFAULTS = {
-    "markov_rank": 0,
-    "markov_head_type": "vanilla",
-    "enable_confidence_head": False,
-    "confidence_head_with_markov": False,
-    "sample_from_anchor": True,
-}
-REQUIRED = ("architectures", "block_size", "mask_token_id", "target_layer_ids", "hidden_size", "vocab_size")
 
 
 class CheckpointError(UserError):
@@ -47,7 +37,7 @@ def save(draft: Draft, folder: Path, dtype: torch.dtype | None = None) -> None:
         for name, value in draft.state_dict().items()
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    config = draft.config.to_dict() | {"sample_from_anchor": True, "dspark_bonus_anchor": False}
+    config = draft.config.to_dict() | CONVENTION
     (folder / CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
 
 

@@ -94,7 +94,15 @@ class _Distribution(torch.autograd.Function):
                 logits.addmm_(f[part], m.t())
             target = torch.mm(t[part], w.t()) if compare else None
             gradient = _elementwise(
-                logits, target, labels[part], weights[part], ce, l1, figures[:, part], agreement, with_gradient
+                logits,
+                target,
+                labels[part],
+                weights[part],
+                ce,
+                l1,
+                figures[:, part],
+                agreement,
+                with_gradient,
             )
             if gradient is None:
                 continue

@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from data_specs.draft import LAST, METRICS
 from data_specs.errors import UserError
 from data_specs.manifest import fingerprint, read_json, write_json
 from pipeline import console, ranks
@@ -38,7 +39,7 @@ from stages.train.schedule import final_weights, learning_rate, loss_weights
 
 SCHEMA_VERSION = 1
 SUMMARY = "summary.json"
-LAST, PLOT, RUN = "last", "training.png", "run"
+PLOT, RUN = "training.png", "run"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -109,7 +110,7 @@ class Run:
     def __init__(self, setup: Setup, work: Work, tracker: Tracker) -> None:
         self.setup, self.config, self.folder, self.tracker = setup, setup.config, work.path, tracker
         self.checkpoints = work.path / RUN / "checkpoints"
-        self.record = record.Record(work.path / record.METRICS, writer=ranks.is_main())
+        self.record = record.Record(work.path / METRICS, writer=ranks.is_main())
         self.decided = 0  # the signal that asked this rank to end
 
     def train(self) -> None:

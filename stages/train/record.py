@@ -13,8 +13,6 @@ from typing import Any
 
 from stages.train.figures import GREEDY, SCORE
 
-METRICS = "metrics.jsonl"
-
 
 class Record:
     """Lines in memory and on disk; ``writer`` False (ranks other than 0) leaves the file alone."""

@@ -1,4 +1,5 @@
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -440,6 +441,27 @@ def test_a_killed_capture_goes_on_with_what_is_missing(
     assert same_contents(artifact.manifest, made.manifest)
     assert (artifact.path / "segments" / segments[1].name / "segment.json").stat().st_mtime_ns == kept
     assert folder_records(artifact.path) == artifact.manifest.files
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_moments(made: Artifact, target_folder: Path, tmp_path: Path) -> None:
+    """Must hold 5: caches made through twenty kills -9 at random moments equal the unbroken one, file by file."""
+    dice, kills, finished = random.Random(5), 0, 0
+    while kills < 20:
+        root = tmp_path / str(finished)
+        answers_of(root, ROWS)
+        while not Store(root).list("cache"):
+            process = start(target_folder, root, pause=0.15)
+            while process.poll() is None and not claims_of(process.pid, root / "cache/tiny_words"):
+                time.sleep(0.005)
+            time.sleep(dice.uniform(0, 0.4))
+            kills += process.poll() is None
+            process.kill()
+            process.wait(10)
+        cache = Store(root).list("cache")[0]
+        assert same_contents(cache.manifest, made.manifest)
+        finished += 1
+    assert finished >= 2
 
 
 def test_a_segment_damaged_before_the_commit_is_not_committed(
