@@ -7,8 +7,9 @@
     training.png         loss and accepted length over the steps
     manifest.json        see manifest.py
 
-Slot k of a block at anchor a sits at position a+k and predicts token a+k+1 (``sample_from_anchor: true``, anchor-first).
-``target_layer_ids`` L means the output of decoder layer L, -1 the embedding's. The fc reads the taps in that order.
+Slot k of a block at anchor a sits at position a+k and predicts token a+k+1 (anchor-first,
+``sample_from_anchor: true``). ``target_layer_ids`` L means the output of decoder layer L, -1 the
+embedding's; the fc reads the taps in that order.
 """
 
 CONFIG, WEIGHTS, LAST, METRICS = "config.json", "model.safetensors", "last", "metrics.jsonl"

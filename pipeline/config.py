@@ -128,7 +128,7 @@ class LossConfig:
     l1_start: float | None = None
     confidence_start: float | None = None
     ramp: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ... between these shares of the run
-    chunk_slots: int = 128  # rows of [slots, V] that exist at a time
+    chunk_slots: int = 1024  # rows of [slots, V] that exist at a time, in the type of the products
 
 
 @dataclass

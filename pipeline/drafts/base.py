@@ -122,7 +122,7 @@ class Draft(nn.Module):
         blocks: Blocks,
         supervision: Supervision,
         weights: LossWeights,
-        chunk_slots: int = 128,
+        chunk_slots: int = 1024,
     ) -> LossTerms:
         """Loss terms of one batch; a batch without any supervised slot gives zeros that still have a graph."""
 

@@ -19,7 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CACHED = 400_000  # fp32 logits whose elementwise passes run together on a CPU: they stay in a core's second-level cache
+# Logits whose fp32 passes run together: on a CPU they stay in a core's second-level cache (three times faster than
+# whole chunks), on a GPU they bound the memory. The products take whole chunks: with 1,024 rows instead of 128 a CPU's
+# matrix unit is 3.7 times faster, because packing the head is paid once a chunk.
+TOGETHER = {"cpu": 400_000, "cuda": 20_000_000}
 TINY = 1e-38  # smallest probability whose logarithm is taken
 
 
@@ -48,7 +51,7 @@ def distribution_loss(
     weights: Tensor,
     ce: float,
     l1: float,
-    chunk: int = 128,
+    chunk: int = 1024,
     compare: bool = True,
     agreement: bool = False,
 ) -> Terms:
@@ -133,7 +136,7 @@ def _elementwise(
     ce: float, l1: float, figures: Tensor, agreement: bool, with_gradient: bool,
 ) -> Tensor | None:  # fmt: skip
     """Fill ``figures`` [3, c] and return the gradient in the logits [c, V] in their type (written over them)."""
-    step = len(logits) if logits.is_cuda else max(1, CACHED // logits.shape[1])
+    step = max(1, TOGETHER.get(logits.device.type, TOGETHER["cuda"]) // logits.shape[1])
     for first in range(0, len(logits), step):
         rows = slice(first, first + step)
         z = logits[rows].float()
