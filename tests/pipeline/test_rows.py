@@ -79,7 +79,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path):
 def test_the_packages_own_prompts_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     rows = read("data_specs/prompts/quickstart.jsonl")
-    assert len(rows) == 660 and {row["category"] for row in rows} == {"math", "code", "chat"}
+    assert len(rows) == 1020 and {row["category"] for row in rows} == {"math", "code", "chat"}
     assert read("data_specs/prompts/quickstart.yaml") == rows
 
 

@@ -99,7 +99,7 @@ def test_no_source_is_an_error():
 def test_the_quickstart_prompts_are_all_usable():
     source = SourceConfig(path="data_specs/prompts/quickstart.jsonl")
     prompts = load_prompts(DataConfig(name="quickstart", sources=[source]))
-    assert (prompts.read, prompts.accepted, prompts.rejected) == (660, 660, {})
+    assert (prompts.read, prompts.accepted, prompts.rejected) == (1020, 1020, {})
     assert {prompt.category for prompt in prompts.rows} == {"math", "code", "chat"}
     turns = [sum(m["role"] == "user" for m in prompt.messages) for prompt in prompts.rows]
-    assert (turns.count(1), turns.count(2)) == (648, 12)
+    assert (turns.count(1), turns.count(2)) == (1008, 12)
