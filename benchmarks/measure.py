@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def resident_peak() -> float:
-    """Largest resident size of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def resident(field: str) -> int:
+    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` the largest since ``forget_peak``."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def forget_peak() -> None:
+    """Start the peak anew (Linux): what was resident only while the inputs were made must not hide what follows."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _child(pipe: Any, prepare: Callable[..., Callable[[], None]], arguments: tuple, repeats: int) -> None:
     step = prepare(*arguments)
-    before = resident_peak()
+    forget_peak()
+    before = resident("VmRSS")
     seconds = []
     for _ in range(repeats + 1):  # the first warms up
         started = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - started)
-    pipe.send((statistics.median(seconds[1:] or seconds), resident_peak() - before))
+    pipe.send((statistics.median(seconds[1:] or seconds), resident("VmHWM") - before))
 
 
 def measure(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -29,6 +30,7 @@ def run_cache(config: schema.Config, store: Store, made: dict[str, Artifact]) ->
     """Prompts -> answers -> target cache."""
     answers = _call("stages.cache.answers", "run_answers", config, store)
     if answers is not None:
+        _keep(made, "answers", answers)
         _keep(made, "cache", _call("stages.cache.capture", "run_capture", config, store, answers))
 
 
@@ -66,13 +68,30 @@ STEPS: dict[str, Callable[[schema.Config, Store, dict[str, Artifact]], None]] = 
 
 def run(config: schema.Config) -> None:
     """Run the steps of ``config.stage`` in order; what one makes, the next reads."""
-    store, made = Store(config.artifacts), {}
+    store = Store(config.artifacts)
+    made: dict[str, Artifact] = {}
     for step in config.stage.steps:
         before = dict(made)
         STEPS[step](config, store, made)
         if config.plan and made == before and step != config.stage.steps[-1]:
             console.say("The plan ends here: what comes next depends on an artifact that is not made yet.")
             return
+    if made and len(config.stage.steps) > 1 and ranks.is_main():
+        _show_made(made)
+
+
+def _show_made(made: dict[str, Artifact]) -> None:
+    """The last screen of a chain: what there is now, and what to type next."""
+    python = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python"
+    console.panel(
+        "Made, or found made",
+        [
+            *(f"{kind:<11} {artifact.reference:<24} {artifact.path}" for kind, artifact in made.items()),
+            "",
+            f"all artifacts and their lineage    {python} -m pipeline stage=list",
+            f"a better draft, some hours         {python} -m pipeline stage=all experiment=smollm2",
+        ],
+    )
 
 
 def _call(module: str, function: str, *arguments: object) -> Artifact | None:
@@ -100,7 +119,7 @@ def _compose_and_run(cfg: DictConfig) -> None:
 
 def _start(config: schema.Config) -> None:
     """Start the processes with the very overrides of this one, then end as they ended."""
-    overrides = list(hydra.core.hydra_config.HydraConfig.get().overrides.task)
+    overrides = list(HydraConfig.get().overrides.task)
     code = ranks.start(config.ranks or max(1, ranks.visible_gpus()), overrides)
     if code:
         sys.exit(code)
@@ -117,6 +136,7 @@ def _fail(error: Exception) -> None:
 
 def main() -> None:
     """Entry point."""
+    sys.argv = ranks.drop_launcher_arguments(sys.argv)
     schema.register()
     _compose_and_run()
 

@@ -25,6 +25,7 @@ from data_specs.manifest import (
     verify_files,
     write_manifest,
 )
+from pipeline import console
 
 PACKAGES = ("torch", "transformers", "deepspeed", "datasets", "zarr", "pyarrow", "numpy")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -71,11 +72,16 @@ class Store:
         self.root = Path(root)
 
     def list(self, kind: str | None = None) -> list[Artifact]:
-        """Committed artifacts (of ``kind``), by kind, name and version number."""
-        found = [
-            Artifact(manifest.parent, read_manifest(manifest.parent))
-            for manifest in self.root.glob(f"{kind or '*'}/*/v*/{MANIFEST}")
-        ]
+        """Committed artifacts (of ``kind``), by kind, name and version number.
+
+        An artifact whose manifest is damaged is named and passed over: it must not stop work on the others.
+        """
+        found = []
+        for manifest in self.root.glob(f"{kind or '*'}/*/v*/{MANIFEST}"):
+            try:
+                found.append(Artifact(manifest.parent, read_manifest(manifest.parent)))
+            except ManifestError as error:
+                console.say(f"passed over: {error}")
         return sorted(found, key=lambda a: (a.manifest.kind, a.manifest.name, _number(a.path)))
 
     def find(self, kind: str, fingerprint: str) -> Artifact | None:
@@ -121,6 +127,8 @@ class Store:
     def commit(self, work: Work, counts: dict[str, Any], files: tuple[str, ...] = ("**/*",)) -> Artifact:
         """Write the manifest (records of the files that match ``files``) and rename the folder to the next version."""
         parent = work.path.parent
+        for leftover in work.path.glob("**/.*.tmp"):  # of a process that was killed while it wrote
+            leftover.unlink()
         while True:
             version = f"v{max((_number(path) for path in parent.glob('v*')), default=-1) + 1}"
             manifest = Manifest(

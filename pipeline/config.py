@@ -128,7 +128,7 @@ class LossConfig:
     l1_start: float | None = None
     confidence_start: float | None = None
     ramp: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ... between these shares of the run
-    chunk_slots: int = 1024  # rows of [slots, V] that exist at a time, in the type of the products
+    chunk_slots: int = 512  # rows of [slots, V] that exist at a time, in the type of the products
 
 
 @dataclass
@@ -289,7 +289,8 @@ AT_LEAST = {
     "capture.chunk_tokens": 1, "capture.top_k": 1, "drafter.block_size": 1, "drafter.depth": 1,
     "drafter.markov_rank": 0, "drafter.loss.chunk_slots": 1, "train.global_batch": 1, "train.micro_batch": 1,
     "train.anchors": 1, "train.checkpoint_every": 1, "train.evaluate_every": 1, "train.keep_checkpoints": 1,
-    "train.workers": 0, "evaluate.max_new_tokens": 1, "evaluate.temperature": 0, "evaluate.bootstrap": 1,
+    "train.workers": 0, "train.heldout_samples": 0, "evaluate.max_new_tokens": 1,
+    "evaluate.temperature": 0, "evaluate.bootstrap": 1,
     "evaluate.chunk_prompts": 1,
 }  # fmt: skip
 SHARES = (
@@ -350,6 +351,46 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
             "target.package and target.gguf: expected both or neither",
         ),
         (config.ranks is not None and config.ranks < 1, f"ranks: expected at least 1, got {config.ranks}"),
+        *_contradictions_in_training(config),
+        *_contradictions_in_evaluation(config.evaluate),
+    ]
+
+
+def _contradictions_in_training(config: Config) -> list[tuple[bool, str]]:
+    train, ramp, capture = config.train, config.drafter.loss.ramp, config.capture
+    return [
+        (
+            len(ramp) != 2 or not 0 <= ramp[0] <= ramp[1] <= 1,
+            f"drafter.loss.ramp={list(ramp)}: expected two ascending shares of the run",
+        ),
+        (
+            config.deepspeed.stage == 0 and config.deepspeed.offload_optimizer,
+            "deepspeed.offload_optimizer: expected deepspeed.stage 1, 2 or 3, got 0",
+        ),
+        (len(train.betas) != 2, f"train.betas={list(train.betas)}: expected two numbers"),
+        (train.lr <= 0, f"train.lr: expected a positive number, got {train.lr}"),
+        (train.clip <= 0, f"train.clip: expected a positive number, got {train.clip}"),
+        (
+            capture.shard_tokens % capture.chunk_tokens != 0,
+            f"capture.shard_tokens={capture.shard_tokens}: expected a multiple of capture.chunk_tokens="
+            f"{capture.chunk_tokens}",
+        ),
+    ]
+
+
+def _contradictions_in_evaluation(evaluate: EvaluateConfig) -> list[tuple[bool, str]]:
+    unknown = [name for name in evaluate.benchmarks if name not in benchmark_names()]
+    unasked = [name for name, file in evaluate.files.items() if file and name not in evaluate.benchmarks]
+    return [
+        (
+            bool(unknown),
+            f"evaluate.benchmarks: expected some of {benchmark_names()}, got {(unknown or [''])[0]}",
+        ),
+        (
+            bool(unasked),
+            f"evaluate.files.{(unasked or [''])[0]}: no such name in evaluate.benchmarks={evaluate.benchmarks}",
+        ),
+        (evaluate.top_p == 0, "evaluate.top_p: expected a share above 0, got 0"),
     ]
 
 

@@ -20,6 +20,7 @@ from data_specs.errors import UserError
 STARTED = "DRAFTLINE_STARTED"  # set in the processes that ``start`` made: they must not start more
 SHUTDOWN_SECONDS = 60  # a rank asked to end finishes its step and saves a checkpoint first
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LOCAL_RANK_ARGUMENT = re.compile(r"--local[_-]rank=\d+")
 
 
 def rank() -> int:
@@ -79,13 +80,16 @@ def adopt_environment() -> None:
 
 
 def slurm_environment(variables: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """torchrun's names for a Slurm task with these ``variables``; the port follows from the job's number."""
-    first = first_host(variables["SLURM_JOB_NODELIST"]) if "SLURM_JOB_NODELIST" in variables else "127.0.0.1"
+    """torchrun's names for a Slurm task with these ``variables``; the port follows from the job's number.
+
+    Rank 0 is on the step's first host. (SLURM_LAUNCH_NODE_IPADDR is where srun was typed: maybe a login node.)
+    """
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST")
     return {
         "RANK": variables["SLURM_PROCID"],
         "WORLD_SIZE": variables["SLURM_NTASKS"],
         "LOCAL_RANK": variables.get("SLURM_LOCALID", "0"),
-        "MASTER_ADDR": variables.get("SLURM_LAUNCH_NODE_IPADDR") or first,
+        "MASTER_ADDR": first_host(nodes) if nodes else "127.0.0.1",
         "MASTER_PORT": str(20000 + int(variables.get("SLURM_JOB_ID", "0")) % 20000),
     }
 
@@ -94,8 +98,13 @@ def first_host(nodes: str) -> str:
     """The first host of Slurm's list: ``gpu[003-006,9],cpu1`` -> ``gpu003``."""
     match = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)
     if match is None:
-        raise UserError(f"SLURM_JOB_NODELIST={nodes!r}: expected a list of hosts")
+        raise UserError(f"Slurm's node list {nodes!r}: expected a list of hosts")
     return match[1] + (match[2] or "")
+
+
+def drop_launcher_arguments(argv: list[str]) -> list[str]:
+    """``argv`` without the ``--local_rank=N`` that the deepspeed launcher adds (LOCAL_RANK says it as well)."""
+    return [item for item in argv if not LOCAL_RANK_ARGUMENT.fullmatch(item)]
 
 
 def needs_start(ranks: int | None) -> bool:

@@ -7,6 +7,7 @@ it gives the target's logits. Shapes: B sequences, S tokens, m taps, H hidden si
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import json
@@ -40,6 +41,7 @@ TEXT_FILES = (
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors.index.json")  # not the tokenizer's
 SAMPLE_BYTES = 4096  # read at the start, the middle and the end of every tensor for the identity
 SOURCE = "source.json"
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC)
 
 
 # --- where the target lies --------------------------------------------------------------------------------
@@ -86,7 +88,12 @@ def _downloaded(cfg: TargetConfig, name: str) -> Path:
 
 def cache_home() -> Path:
     """Folder of draftline's own files under the user's cache (``XDG_CACHE_HOME``, else ``~/.cache``)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftline"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftline"
+    except RuntimeError as error:  # a user without a home
+        raise ConfigError(
+            f"no home folder ({error}): set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
 
 
 def _converted(cfg: TargetConfig) -> Path:
@@ -95,20 +102,45 @@ def _converted(cfg: TargetConfig) -> Path:
     folder = cache_home() / "targets" / cfg.name
     origin = {"package": cfg.package, "gguf": cfg.gguf, "bytes": source.stat().st_size}
     share = folder.with_name(f".{cfg.name}.share")
+    with _writable_cache(folder.parent):
+        _convert_once(cfg, source, folder, origin, share)
+    if read_json(folder / SOURCE) != origin:
+        raise ConfigError(
+            f"target.name={cfg.name}: {folder} was made from another file than {source}; remove it"
+        )
+    return folder
+
+
+def _convert_once(cfg: TargetConfig, source: Path, folder: Path, origin: dict[str, Any], share: Path) -> None:
+    """Convert ``source`` into ``folder`` unless it is there whole; what is there in part is replaced."""
+    if (folder / SOURCE).is_file():
+        return
+    share.mkdir(parents=True, exist_ok=True)
     for _ in WorkShare(share, ["convert"], lambda _: (folder / SOURCE).is_file()):
         partial = folder.with_name(f".{cfg.name}.{socket.gethostname()}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         say(f"target {cfg.name}: converting {source.name} of package {cfg.package} (once) ...")
         _convert_gguf(source, partial)
         write_json(partial / SOURCE, origin)
+        if not (folder / SOURCE).is_file():  # without its record it is no whole folder
+            shutil.rmtree(folder, ignore_errors=True)
         publish_folder(partial, folder)
         say(f"target {cfg.name}: written to {folder}")
     shutil.rmtree(share, ignore_errors=True)
-    if read_json(folder / SOURCE) != origin:
+
+
+@contextmanager
+def _writable_cache(folder: Path) -> Iterator[None]:
+    """Turn the system's refusal to write below the user's cache into a ``ConfigError`` with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
         raise ConfigError(
-            f"target.name={cfg.name}: {folder} was made from another file than {source}; remove it"
-        )
-    return folder
+            f"target.package: cannot write the converted target below {folder}: {error.strerror}; "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
 
 
 def _packaged_file(cfg: TargetConfig) -> Path:

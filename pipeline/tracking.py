@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from data_specs.manifest import MANIFEST, Manifest
+from pipeline import console
 from pipeline.artifacts import Artifact
 from pipeline.config import TrackingConfig
 
@@ -28,7 +31,7 @@ class Tracker:
     W&B's own files go into ``folder/wandb`` (`wandb sync` sends offline runs later), ``state`` is the run's
     working folder. ``run_id`` stays the same when the run is resumed. Each step is sent once: a resumed run
     that repeats steps since its checkpoint does not send them again, because W&B drops steps that go
-    backwards (pitfall 37).
+    backwards (pitfall 37). A failure of W&B after the start is said once and ends the tracking, not the run.
     """
 
     def __init__(
@@ -51,7 +54,8 @@ class Tracker:
         """Send the metrics of ``step``, which is left out if that step or a later one was sent before."""
         if self._run is None or step <= self._sent:
             return
-        self._run.log({**metrics, "step": step})
+        if not self._send(lambda run: run.log({**metrics, "step": step})):
+            return
         self._sent = step
         self._state.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._state.with_suffix(".tmp")
@@ -64,18 +68,35 @@ class Tracker:
         Online, parents become inputs of the run; W&B has no such call offline, where the manifest's own
         ``parents`` carry the lineage.
         """
-        if self._run is None:
-            return
-        if not self._run.offline:
-            for parent in parents.values():
-                self._run.use_artifact(_reference(parent))
-        self._run.log_artifact(_reference(artifact), aliases=["latest", artifact.manifest.version])
+
+        def record(run: Any) -> None:
+            if not run.offline:
+                for parent in parents.values():
+                    run.use_artifact(_reference(parent))
+            run.log_artifact(_reference(artifact), aliases=["latest", artifact.manifest.version])
+
+        self._send(record)
 
     def finish(self, exit_code: int = 0) -> None:
         """Close the run; further calls do nothing."""
-        if self._run is not None:
-            self._run.finish(exit_code=exit_code)
+        self._send(lambda run: run.finish(exit_code=exit_code))
+        self._run = None
+
+    def _send(self, action: Callable[[Any], Any]) -> bool:
+        """Do ``action`` with the run if there is one; False when there is none (any more)."""
+        if self._run is None:
+            return False
+        import wandb
+        from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError  # its service is gone
+
+        try:
+            action(self._run)
+        except (wandb.Error, HandleAbandonedError, MailboxClosedError, OSError) as error:
             self._run = None
+            reason = escape(str(error)) or type(error).__name__
+            console.say(f"W&B failed, the run goes on without it (its JSON lines are complete): {reason}")
+            return False
+        return True
 
 
 def scrub(value: Any, key: str = "") -> Any:

@@ -51,7 +51,7 @@ def make(
 
     target = Target.load(target_config(folder), TAPS)
     spec = CacheSpec(TAPS, target.hidden_size, target.vocab_size, "float32", chunk_tokens=16, shard_tokens=64)
-    settings = {"target": {"identity": identity(folder), "thinking": None, "taps": TAPS}}
+    settings = {"target": {"identity": identity(folder), "dtype": "float32", "thinking": None, "taps": TAPS}}
     work = store.begin("cache", name, SCHEMA_VERSION, f"print-of-{name}-{list(lengths)}", {}, settings)
     made = samples(target, lengths, heldout)
     segments = [made[i : i + 2] for i in range(0, len(made), 2)]

@@ -38,6 +38,10 @@ class Backbone(Draft):
         self.norm = qwen3.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.rotary = qwen3.Rotary(config)
 
+    def decoder_layers(self) -> list[qwen3.DecoderLayer]:
+        """The draft's layers, by their type."""
+        return [layer for layer in self.layers if isinstance(layer, qwen3.DecoderLayer)]
+
     def inputs(self, anchors: Tensor) -> Tensor:
         """Embeddings [N, G, H] of blocks whose anchors are the tokens [N]: the anchor, then mask tokens."""
         ids = anchors.new_full((len(anchors), self.config.block_size), self.config.mask_token_id)
@@ -60,7 +64,7 @@ class Backbone(Draft):
         slots = anchors[:, None] + torch.arange(x.shape[1], device=x.device)
         context_tables = self.rotary(context, torch.arange(context.shape[1], device=x.device))
         tables = self.rotary(x, slots)
-        for layer in self.layers:
+        for layer in self.decoder_layers():
             k_ctx, v_ctx = layer.self_attn.keys_values(context, context_tables)
             x = layer(
                 x,
@@ -78,7 +82,7 @@ class Backbone(Draft):
         context = self.context(hidden)
         positions = torch.arange(state.length, state.length + len(hidden), device=hidden.device)
         tables = self.rotary(context, positions)
-        new = [torch.stack(layer.self_attn.keys_values(context, tables)) for layer in self.layers]
+        new = [torch.stack(layer.self_attn.keys_values(context, tables)) for layer in self.decoder_layers()]
         if not state.layers:
             state.layers = [torch.empty_like(x[:, :0]) for x in new]
         state.layers = [_append(old, x, state.length) for old, x in zip(state.layers, new, strict=True)]
@@ -88,7 +92,7 @@ class Backbone(Draft):
         """States [G, H] of the block after the observed context, whose anchor is the token ``anchor`` [1]."""
         x = self.inputs(anchor)
         tables = self.rotary(x, state.length + torch.arange(x.shape[1], device=x.device)[None])
-        for layer, cached in zip(self.layers, state.layers, strict=True):
+        for layer, cached in zip(self.decoder_layers(), state.layers, strict=True):
             keys, values = cached[:, None, : state.length]  # [1, length, kv, d]
 
             def attend_cached(

@@ -122,7 +122,7 @@ class Draft(nn.Module):
         blocks: Blocks,
         supervision: Supervision,
         weights: LossWeights,
-        chunk_slots: int = 1024,
+        chunk_slots: int = 512,
     ) -> LossTerms:
         """Loss terms of one batch; a batch without any supervised slot gives zeros that still have a graph."""
 

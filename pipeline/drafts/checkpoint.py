@@ -81,6 +81,7 @@ def load(folder: Path, tensors: TargetTensors | None = None) -> Draft:
         raise CheckpointError(f"{path}: expected a safetensors file: {error}") from None
     if tensors is not None:
         weights = {"embed_tokens.weight": tensors.embedding, "lm_head.weight": tensors.head} | weights
+    assert config.architectures, "read_config refuses a folder without"
     draft = ARCHITECTURES[config.architectures[0]](config)
     check(path, weights, {name: tuple(value.shape) for name, value in draft.state_dict().items()})
     draft.load_state_dict(weights, assign=True)

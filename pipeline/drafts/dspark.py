@@ -66,7 +66,7 @@ class DSpark(Backbone):
         blocks: Blocks,
         supervision: Supervision,
         weights: LossWeights,
-        chunk_slots: int = 1024,
+        chunk_slots: int = 512,
     ) -> LossTerms:
         """Loss terms of the supervised slots (design.md, "Loss"); see Draft.loss."""
         useful = Blocks(blocks.anchors, blocks.keep & supervision.mask.any(-1))

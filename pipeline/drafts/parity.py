@@ -54,7 +54,7 @@ def compare(folder: Path, attention: str = "dense", chunk_slots: int = 128) -> d
     return report | _gradient_differences(draft, folder)
 
 
-def _forward_differences(draft, batch: Batch, blocks: Blocks, tensors: dict[str, Tensor]) -> dict[str, float]:  # type: ignore[no-untyped-def]
+def _forward_differences(draft, batch: Batch, blocks: Blocks, tensors: dict[str, Tensor]) -> dict[str, float]:
     supervision: Supervision = supervise(batch, blocks, draft.block_size, 7.0)
     rows = torch.arange(len(batch.input_ids))[:, None, None]
     positions = blocks.anchors[..., None] + torch.arange(draft.block_size)

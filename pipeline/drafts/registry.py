@@ -32,8 +32,7 @@ def draft_config(
     """The draft's config: the target's sizes (``rows``: its embedding rows) and the drafter's choices."""
     shared = {name: getattr(target, name) for name in SHARED if getattr(target, name, None) is not None}
     head_dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
-    return Qwen3Config(
-        **shared,
+    own: dict[str, Any] = dict(
         architectures=["Qwen3DSparkModel"],
         vocab_size=rows,
         head_dim=head_dim,
@@ -50,6 +49,7 @@ def draft_config(
         enable_confidence_head=drafter.confidence_head,
         confidence_head_with_markov=drafter.confidence_head and drafter.markov_rank > 0,
     )
+    return Qwen3Config(**shared, **own)
 
 
 def build(
@@ -86,7 +86,7 @@ def _initialise(draft: Draft, std: float) -> None:
     for module in draft.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             torch.nn.init.normal_(module.weight, std=std)
-            if getattr(module, "bias", None) is not None:
+            if isinstance(module, torch.nn.Linear) and module.bias is not None:
                 torch.nn.init.zeros_(module.bias)
 
 

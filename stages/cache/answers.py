@@ -22,14 +22,16 @@ from pipeline.config import Config, ConfigError, section
 from pipeline.console import Bar, duration, progress, say, size, table
 from pipeline.ranks import is_main, world_size
 from pipeline.rows import Message, Rejection
-from pipeline.target import Target, device_of, eos_ids, identity, load_tokenizer, locate
-from pipeline.work import WorkShare, commit_once
-from stages.cache.engine import Engine, Reply, Request, Settings, effective_settings, left_out
+from pipeline.target import Target, device_of, eos_ids, identity, load_tokenizer, locate, read_config
+from pipeline.work import WorkShare, begin_once, commit_once
+from stages.cache.engine import Engine, Refusal, Reply, Request, Settings, effective_settings, left_out
+from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
 from stages.cache.prompts import Prompt, Prompts, count_table, load_prompts
 
 ENGINES = ("hf", "openai", "given")
 CUT_WARNING = 0.1  # share of answers cut at max_new_tokens above which the user is warned (pitfall 12)
 PLAN_SAMPLE = 500  # prompts whose tokens are counted for a plan
+SERVER_SAID = "the server refused a prompt: "
 TOKEN_BYTES = 10  # id and text of a token in a compressed Parquet file, about
 # What a plan's time is reckoned from. A decoding step reads all weights once, then computes row by row.
 STEP_SECONDS = 0.02
@@ -64,21 +66,30 @@ def run_answers(config: Config, store: Store) -> Artifact | None:
     job = prepare(config)
     found = store.find("answers", job.fingerprint)
     if found is not None:
-        if is_main():
-            say(f"answers are already there: {found.reference} ({found.path})")
-        return found
+        return _already(found)
     if is_main():
         table("Prompts", ("", "rows"), count_table(job.prompts))
+    forecast = forecast_cache(job)
     if config.plan:
-        show_plan(job)
+        show_plan(job, forecast, store.root)
+    check_room(job, forecast, store.root)
+    if config.plan:
         return None
     name = f"{config.target.name}_{config.data.name}"
-    work = store.begin("answers", name, SCHEMA_VERSION, job.fingerprint, {}, _record(config))
+    work = begin_once(store, "answers", name, SCHEMA_VERSION, job.fingerprint, {}, _record(config))
+    if isinstance(work, Artifact):
+        return _already(work)
     answer_units(job, work)
     artifact = commit_once(store, work, lambda: finish(job, work.path), ("*.parquet",))
     if is_main():
         report(artifact)
     return artifact
+
+
+def _already(found: Artifact) -> Artifact:
+    if is_main():
+        say(f"answers are already there: {found.reference} ({found.path})")
+    return found
 
 
 def prepare(config: Config) -> Job:
@@ -110,6 +121,8 @@ def answer_units(job: Job, work: Work) -> None:
         answer = _Answerer(job, bar)
         for unit in share:
             rows, counts = answer(unit)
+            if share.is_gone:  # this process had stalled; others have done it all
+                break
             write_answers(_path(work.path, unit), rows, counts)
 
 
@@ -119,8 +132,14 @@ def finish(job: Job, folder: Path) -> dict[str, Any]:
         leftover.unlink(missing_ok=True)
     counts = read_counts(folder)
     rows = read_answers(folder, ["prompt_ids", "answer_ids", "finish_reason", "split"])
+    said = [name for name in counts if name.startswith(SERVER_SAID)]
     if rows.num_rows == 0:
+        if said:  # its settings may be changed: the next run asks again
+            for path in folder.glob("*.parquet"):
+                path.unlink()
         raise ConfigError(f"data: none of {len(job.asked)} prompts got an answer: {counts}")
+    for name in said[1:]:  # one is enough to say why; how many there were is counted under its reason
+        del counts[name]
     late = {name.removeprefix("rejected/"): n for name, n in counts.items() if name.startswith("rejected/")}
     rejected = dict(sorted((Counter(job.prompts.rejected) + Counter(late)).items()))
     return {
@@ -176,8 +195,9 @@ def answer_unit(
 ) -> tuple[list[AnswerRow], Counter[str]]:
     """Rows and counts of one unit: all first turns together, then all second ones with the target's answers.
 
-    ``advance`` is called with (prompts, tokens) that are done. Depends on the unit's prompts and the seed
-    alone.
+    ``advance`` is called with (prompts, tokens) that are done. The same whenever the unit is made
+    anew: it depends on what the fingerprint covers (prompts, seed, settings; where the target samples also
+    the batch size, as the draws of a batch come from one generator).
     """
     talks = [_talk(prompt) for prompt in job.units[unit]]
     counts: Counter[str] = Counter()
@@ -252,6 +272,8 @@ def _end(talk: _Talk, rejection: Rejection, counts: Counter[str]) -> None:
     """A conversation without any answer is rejected; one with some keeps them."""
     talk.over = True
     counts[f"{'later_turn' if talk.rows else 'rejected'}/{rejection.reason}"] += 1
+    if isinstance(rejection, Refusal):
+        counts[f"{SERVER_SAID}{rejection.said}"] += 1
 
 
 def _record_reply(
@@ -298,9 +320,89 @@ def _row(
 # --- the plan -----------------------------------------------------------------------------------------------
 
 
-def show_plan(job: Job) -> None:
+@dataclass(frozen=True)
+class Forecast:
+    """Tokens and bytes of the cache of the answers: at most, and at least (the first prompts alone)."""
+
+    most_tokens: float
+    most_bytes: float
+    least_bytes: float
+
+
+def forecast_cache(job: Job, prompts: int = PLAN_SAMPLE) -> Forecast:
+    """Bounds of the cache, from at most ``prompts`` of the prompts, spread over all."""
+    capture, spec = job.config.capture, spec_of(job.config, read_config(job.folder, job.config.target))
+    sample = _spread(job.asked, prompts)
+    scale = len(job.asked) / len(sample)
+    lengths = [_sample_lengths(job, prompt) for prompt in sample]
+    least = [length for low, _ in lengths for length in low]
+    most = [length for _, high in lengths for length in high]
+    # Of a sample padding and rounding count once, so that the lower bound is scaled from the tokens alone.
+    width = cache_bytes([spec.chunk_tokens], spec, capture.segment_tokens) / spec.chunk_tokens
+    return Forecast(
+        scale * sum(most),
+        scale * cache_bytes(most, spec, capture.segment_tokens) if most else 0.0,
+        scale * sum(least) * width,
+    )
+
+
+def check_room(job: Job, forecast: Forecast, root: Path) -> None:
+    """Refuse, before anything is answered, a cache that cannot fit the disk; warn of one that may not.
+
+    Raises ``ConfigError`` naming the bytes needed and free.
+    """
+    free = free_bytes(root)
+    if forecast.least_bytes > free:  # by the sample: make sure
+        forecast = forecast_cache(job, len(job.asked))
+    if forecast.least_bytes > free:
+        raise ConfigError(
+            f"artifacts={root}: the target cache of the prompts alone needs at least "
+            f"{size(forecast.least_bytes)} ({forecast.least_bytes:.0f} bytes), free are {size(free)} ({free})"
+        )
+    if forecast.most_bytes > free and is_main():
+        say(
+            f"[yellow]warning:[/] the target cache may take up to {size(forecast.most_bytes)}, free are "
+            f"{size(free)}: fewer prompts, a smaller answers.max_new_tokens or fewer taps need less"
+        )
+
+
+def _spread(prompts: list[Prompt], count: int) -> list[Prompt]:
+    """At most ``count`` of ``prompts``, evenly spread over the list (sources may differ in length)."""
+    step = max(1.0, len(prompts) / count)
+    return [prompts[int(i * step)] for i in range(min(count, len(prompts)))]
+
+
+def _sample_lengths(job: Job, prompt: Prompt) -> tuple[list[int], list[int]]:
+    """Tokens of the samples that ``prompt`` makes in the cache: (at least, at most), one number a turn."""
+    longest = job.config.capture.max_length
+    if job.settings is None:
+        given = given_rows(job.tokenizer, prompt.messages, job.config.target.thinking)
+        rows = [] if isinstance(given, Rejection) else given
+        known = [
+            min(longest, len(r.prompt_ids) + len(r.answer_ids)) for r in rows if len(r.prompt_ids) < longest
+        ]
+        return known, known
+    talk, asked, most = _talk(prompt), 0, []
+    for question in talk.questions:  # each counts its own template, so that the sum is no less than the whole
+        asked += _tokens_of(job, [*talk.history, question]) + job.settings.max_new_tokens
+        most.append(min(longest, asked))
+    first = _first_prompt_tokens(job, prompt)
+    return ([first + 1] if 0 < first < longest else []), most
+
+
+def show_plan(job: Job, forecast: Forecast, root: Path) -> None:
     """Print what the run would make; the figures of tokens and time are estimates and say so."""
     table("Plan: answers (estimates, nothing is done)", ("", "expected"), list(plan_lines(job)))
+    table("Plan: target cache of these answers", ("", "expected"), list(cache_lines(job, forecast, root)))
+
+
+def cache_lines(job: Job, forecast: Forecast, root: Path) -> Iterator[tuple[str, str]]:
+    """Lines of the plan: bounds of the cache that is captured from the answers."""
+    seconds = expected_seconds(forecast.most_tokens, job.folder, job.config) / world_size()
+    yield "target cache at most", f"{size(forecast.most_bytes)}, {forecast.most_tokens:,.0f} tokens"
+    yield "target cache at least", f"{size(forecast.least_bytes)} (prompts alone)"
+    yield "free disk", size(free_bytes(root))
+    yield "capture time", f"{duration(seconds)}, at most"
 
 
 def plan_lines(job: Job) -> Iterator[tuple[str, str]]:
@@ -338,10 +440,13 @@ def _given_lines(job: Job, sample: list[Prompt], scale: float) -> Iterator[tuple
 
 def _first_prompt_tokens(job: Job, prompt: Prompt) -> int:
     talk = _talk(prompt)
+    return _tokens_of(job, talk.history + talk.questions[:1])
+
+
+def _tokens_of(job: Job, messages: list[Message]) -> int:
+    """Tokens of ``messages`` as a prompt; 0 where the template refuses them."""
     try:
-        return len(
-            render_prompt(job.tokenizer, talk.history + talk.questions[:1], job.config.target.thinking)
-        )
+        return len(render_prompt(job.tokenizer, messages, job.config.target.thinking))
     except TemplateRefusal:
         return 0
 
@@ -430,7 +535,10 @@ def _sampling(job: Job) -> dict[str, Any]:
 
 
 def _fingerprint(config: Config, folder: Path, prompts: Prompts, settings: Settings | None) -> str:
-    """Over all that changes an answer; what only changes how it is made (batch size, retries) stays out."""
+    """Over all that changes an answer; what only changes how it is made (retries, workers) stays out.
+
+    The batch size is in where the target samples: the draws of a batch come from one generator.
+    """
     answers = config.answers
     parts: dict[str, Any] = {
         "engine": answers.engine,
@@ -439,6 +547,8 @@ def _fingerprint(config: Config, folder: Path, prompts: Prompts, settings: Setti
     }
     if settings is not None:
         parts |= {"settings": settings.active(), "seed": config.seed}
+        if answers.engine == "hf" and settings.temperature > 0:
+            parts |= {"batch_size": answers.batch_size}
         parts |= {"dtype": config.target.dtype} if answers.engine == "hf" else {"model": answers.openai.model}
     return fingerprint("answers", SCHEMA_VERSION, parts, identity(folder), prompts.fingerprint())
 

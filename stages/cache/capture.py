@@ -5,8 +5,6 @@ The plan is pure: it depends on the answers and the config only, never on ranks,
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +35,8 @@ from pipeline.cache_store import (
 from pipeline.config import CaptureConfig, Config, ConfigError
 from pipeline.console import duration, progress, say, size, table
 from pipeline.target import States, Target
-from pipeline.work import WorkShare, commit_once
+from pipeline.work import WorkShare, begin_once, commit_once
+from stages.cache.forecast import expected_seconds, free_bytes, spec_of
 
 STORED = (
     "max_length",
@@ -49,7 +48,6 @@ STORED = (
 )  # decide what is stored
 COLUMNS = ("key", "split", "turn", "prompt_ids", "answer_ids", "thinking")
 LOGIT_ROWS = 512  # tokens whose [V] logits exist at a time
-MODEL_SHARE = 0.5  # of the speed of one large product is what a whole model reaches (plan only)
 
 
 @dataclass(frozen=True)
@@ -82,18 +80,19 @@ class Plan:
 def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | None:
     """Make (or find, or go on making) the target cache of ``answers``; with ``plan`` print what it would be.
 
-    Raises ``ConfigError`` where config and answers contradict, ``CacheError`` naming a sample that cannot be
+    Raises ``ConfigError`` where config and answers contradict, ``ManifestError`` naming a damaged file of the
+    answers, ``CacheError`` naming a sample that cannot be
     cached or a cache that does not fit the disk.
     """
     folder = targets.locate(config.target)
-    spec = _spec(config, targets.read_config(folder, config.target))
+    spec = spec_of(config, targets.read_config(folder, config.target))
     settings = _settings(config, spec, folder)
     parents = {"answers": answers.manifest.fingerprint}
     key = fingerprint(SCHEMA_VERSION, settings, parents)
     found = store.find("cache", key)
     if found is not None:
-        _say(f"target cache is already there: {found.reference} ({found.path})")
-        return found
+        return _already(found)
+    answers.verify()
     rows = read_answers(answers.path, COLUMNS)
     _check_thinking(rows, config.target.thinking, answers)
     plan = plan_capture(rows, config.capture, spec.vocab_size)
@@ -101,7 +100,9 @@ def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | N
         _print_plan(plan, spec, store.root, folder, config)
         return None
     name = f"{config.target.name}_{config.data.name}"
-    work = store.begin("cache", name, SCHEMA_VERSION, key, parents, settings)
+    work = begin_once(store, "cache", name, SCHEMA_VERSION, key, parents, settings)
+    if isinstance(work, Artifact):
+        return _already(work)
     _capture_all(config, work, plan, spec)
     artifact = commit_once(store, work, lambda: _finish(work, plan, spec))
     _say(f"target cache {artifact.reference}: {_summary(artifact.manifest.counts)} ({artifact.path})")
@@ -173,20 +174,9 @@ def capture(
 # --- parts ------------------------------------------------------------------------------------------------
 
 
-def _spec(config: Config, model: Any) -> CacheSpec:
-    """The cache's layout, from the target's text config ``model``."""
-    capture = config.capture
-    return CacheSpec(
-        taps=targets.resolve_taps(config.target, model.num_hidden_layers),
-        hidden_size=model.hidden_size,
-        vocab_size=model.vocab_size,
-        dtype=str(targets.dtype_of(config.target)).removeprefix("torch."),  # type: ignore[arg-type]
-        codec=capture.codec,  # type: ignore[arg-type]
-        chunk_tokens=capture.chunk_tokens,
-        shard_tokens=capture.shard_tokens,
-        logits=capture.logits,  # type: ignore[arg-type]
-        top_k=capture.top_k,
-    )
+def _already(found: Artifact) -> Artifact:
+    _say(f"target cache is already there: {found.reference} ({found.path})")
+    return found
 
 
 def _settings(config: Config, spec: CacheSpec, folder: Path) -> dict[str, Any]:
@@ -305,7 +295,7 @@ def _logits(target: Target, last_hidden: Tensor, spec: CacheSpec) -> Logits:
 
 def _check_room(spec: CacheSpec, tokens: Sequence[int], folder: Path) -> None:
     """Refuse a cache that does not fit the free disk, before anything is computed."""
-    needed, free = sum(segment_bytes(spec, count) for count in tokens), shutil.disk_usage(folder).free
+    needed, free = sum(segment_bytes(spec, count) for count in tokens), free_bytes(folder)
     if needed > free:
         raise CacheError(
             f"{folder}: the cache needs {size(needed)} ({needed} bytes), free are {size(free)} ({free})"
@@ -340,9 +330,8 @@ def _summary(counts: dict[str, Any]) -> str:
 
 def _print_plan(plan: Plan, spec: CacheSpec, root: Path, folder: Path, config: Config) -> None:
     tokens = [plan.tokens(number) for number in range(len(plan.segments))]
-    seconds = _expected_seconds(sum(tokens), folder, config)
+    seconds = expected_seconds(sum(tokens), folder, config)
     supervised = sum(int(sample.loss_mask.sum()) for sample in plan.samples)
-    there = next(path for path in (root, *root.absolute().parents) if path.exists())
     rows: list[tuple[str, object]] = [
         ("samples", len(plan.samples)),
         ("left out", ", ".join(f"{number} {reason}" for reason, number in plan.left_out.items()) or "none"),
@@ -351,18 +340,7 @@ def _print_plan(plan: Plan, spec: CacheSpec, root: Path, folder: Path, config: C
         ("supervised tokens", supervised),
         ("segments", len(tokens)),
         ("bytes before compression", size(sum(segment_bytes(spec, count) for count in tokens))),
-        ("free disk", size(shutil.disk_usage(there).free)),
+        ("free disk", size(free_bytes(root))),
         ("expected time (estimate)", f"{duration(seconds)} on one process"),
     ]
     table("Plan: target cache", ("", ""), rows)
-
-
-def _expected_seconds(tokens: int, folder: Path, config: Config) -> float:
-    """2 * parameters * tokens operations, at half the speed of one large matrix product measured now."""
-    device, dtype = targets.device_of(config.target), targets.dtype_of(config.target)
-    left, right = (torch.randn(1024, 1024, device=device, dtype=dtype) for _ in range(2))
-    float((left @ right).sum())  # warm-up; reading a number back waits for the device
-    started = time.perf_counter()
-    float((left @ right).sum())
-    rate = 2 * 1024**3 / (time.perf_counter() - started)
-    return 2 * targets.parameter_count(folder) * tokens / (MODEL_SHARE * rate)

@@ -61,6 +61,13 @@ class Reply:
     retokenized: bool = False
 
 
+@dataclass(frozen=True)
+class Refusal(Rejection):
+    """A prompt that the server will not answer; ``said``: why, in its words."""
+
+    said: str = ""
+
+
 class Engine(Protocol):
     """Something that answers as the target."""
 

@@ -19,9 +19,10 @@ from pipeline.chat import given_answer
 from pipeline.config import ConfigError, OpenAIConfig
 from pipeline.console import say
 from pipeline.rows import Message, Rejection
-from stages.cache.engine import Reply, Request, Settings
+from stages.cache.engine import Refusal, Reply, Request, Settings
 
 RETRIED = {408, 429}  # and 5xx: the server may do better later
+PROMPT_REFUSED = {400, 413, 422}  # of one prompt (too long, a content filter); other 4xx are of the set-up
 LONGEST_PAUSE = 60.0  # seconds
 SHOWN = 500  # characters of a server's message in an error
 SEEDS = 2**31
@@ -52,13 +53,17 @@ class OpenAIEngine:
         self.urls = [url.rstrip("/") for url in config.base_urls]
         self.key = _key(config)
         self.said: set[str] = set()
+        self.has_refused = False
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line a request otherwise
         self.model, self.context = asyncio.run(self._identify())
 
     def answer(
         self, requests: Sequence[Request], seed: int, advance: Callable[[int], None]
     ) -> list[Reply | Rejection]:
-        """See ``Engine.answer``. Raises ``ServerError`` when a request fails for good."""
+        """See ``Engine.answer``. Raises ``ServerError`` when a request fails for good.
+
+        A prompt that the server refuses as such (``PROMPT_REFUSED``) is a ``Refusal`` among the replies.
+        """
         return asyncio.run(self._answer_all(requests, seed, advance))
 
     async def _answer_all(
@@ -81,11 +86,24 @@ class OpenAIEngine:
         payload = self.payload(request, seed)
 
         async def attempt(url: str) -> Reply | Rejection:
-            body = _body(await client.post(f"{url}/chat/completions", json=payload))
+            try:
+                body = _body(await client.post(f"{url}/chat/completions", json=payload))
+            except _RefusalError as error:
+                if error.status not in PROMPT_REFUSED:
+                    raise
+                return self._refused(f"{url}: {error}")
             return self._reply(request, body)
 
         turn = number % len(self.urls)
         return await self._retried(self.urls[turn:] + self.urls[:turn], attempt)
+
+    def _refused(self, text: str) -> Refusal:
+        """The refusal of one prompt; the first one is shown as it comes."""
+        said = self._clean(text)
+        if not self.has_refused:
+            self.has_refused = True
+            self._say_once(f"a prompt was refused, going on without it: {said}")
+        return Refusal("refused_by_server", said)
 
     def payload(self, request: Request, seed: int) -> dict[str, Any]:
         """The body of a request: every setting under its own name, none that is off (pitfall 14)."""
@@ -181,7 +199,11 @@ class OpenAIEngine:
 
 
 class _RefusalError(Exception):
-    """The server understood and said no; asking again would not help."""
+    """The server understood and said no (``status``); asking again would not help."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"status {status}: {text}")
+        self.status = status
 
 
 def check_config(config: OpenAIConfig) -> None:
@@ -219,7 +241,7 @@ def _body(response: httpx.Response) -> dict[str, Any]:
     if status in RETRIED or status >= 500:
         raise _FailureError(f"status {status}: {response.text[:SHOWN]}")
     if status >= 300:
-        raise _RefusalError(f"status {status}: {response.text[:SHOWN]}")
+        raise _RefusalError(status, response.text[:SHOWN])
     try:
         body = response.json()
     except ValueError:

@@ -13,11 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from data_specs.evaluation import ROUNDS, SCHEMA_VERSION, write_rounds
 from data_specs.manifest import file_record, fingerprint, folder_records, read_json
 from pipeline import console
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config, ConfigError, section
+from pipeline.drafts.base import Draft
 from pipeline.drafts.checkpoint import load, read_config
 from pipeline.ranks import is_main
 from pipeline.sampling import Sampler
@@ -53,6 +56,8 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
     Returns the evaluation, which may be one that was made before; None with ``plan``. Raises ``ConfigError``
     for a draft that does not fit the target, and for benchmarks and settings that cannot be.
     """
+    if isinstance(draft, Artifact):
+        draft.verify()
     job = make_job(config, draft)
     if (found := store.find(KIND, job.fingerprint)) is None:
         prompts = _prompts(config, job.benchmarks)
@@ -118,11 +123,6 @@ def _check_settings(config: Config) -> None:
         raise ConfigError("evaluate.benchmarks: expected at least one, got none")
     if len(set(settings.benchmarks)) != len(settings.benchmarks):
         raise ConfigError(f"evaluate.benchmarks={settings.benchmarks}: expected each one once")
-    unknown = sorted({name for name, file in settings.files.items() if file} - set(settings.benchmarks))
-    if unknown:
-        raise ConfigError(
-            f"evaluate.files.{unknown[0]}: no such name in evaluate.benchmarks={settings.benchmarks}"
-        )
     for name, least in (("max_new_tokens", 1), ("chunk_prompts", 1), ("bootstrap", 0)):
         if getattr(settings, name) < least:
             raise ConfigError(f"evaluate.{name}={getattr(settings, name)}: expected at least {least}")
@@ -160,7 +160,12 @@ def _speaker(config: Config, job: Job) -> Speaker:
     """Target and draft, loaded after the cheap check that they fit."""
     tensors = load_tensors(config.target)
     check_fit(job.draft, tensors)
+    if config.evaluate.threshold > 0 and not read_config(job.draft).enable_confidence_head:
+        raise ConfigError(
+            f"evaluate.threshold={config.evaluate.threshold}: {job.draft} has no confidence head"
+        )
     draft = load(job.draft, tensors)
+    _compare_head(draft, tensors)
     target = Target.load(config.target, list(draft.config.target_layer_ids))
     return Speaker(
         target=target,
@@ -173,6 +178,16 @@ def _speaker(config: Config, job: Job) -> Speaker:
         thinking=config.target.thinking,
         seed=config.seed,
     )
+
+
+def _compare_head(draft: Draft, tensors: TargetTensors) -> None:
+    """Say so where the draft's embedding or head is not the target's (pitfall 25): engines use the target's."""
+    own = dict(draft.named_parameters())
+    for name, theirs in (("embed_tokens.weight", tensors.embedding), ("lm_head.weight", tensors.head)):
+        if not torch.equal(own[name].to(theirs.dtype), theirs):
+            console.say(
+                f"warning: {name} of the draft is not the target's: was it trained for another target?"
+            )
 
 
 def _evaluate(

@@ -32,6 +32,7 @@ from pipeline.target import load_tensors
 from pipeline.tracking import Tracker
 from pipeline.work import commit_once
 from stages.train import batches, checkpoints, engine, record
+from stages.train.claim import sole_run
 from stages.train.figures import SCORE, Sums, Timed
 from stages.train.output import check_frozen, save_draft
 from stages.train.plan import Setup, prepare, show_plan, show_size
@@ -51,35 +52,43 @@ def run_train(config: Config, store: Store, cache: Artifact) -> Artifact | None:
     """Train the draft that ``config`` describes on ``cache`` and commit it; None with ``plan=true``.
 
     Goes on from the newest complete checkpoint of an interrupted run with the same inputs. Raises
-    ``UserError`` for a cache that is damaged or does not fit, ``NonFiniteError`` for a run that broke, and
-    ``SystemExit`` (128 + n) after a checkpoint when signal n asked it to end.
+    ``UserError`` for a cache that is damaged or does not fit, ``BusyError`` when another process runs the
+    same training, ``NonFiniteError`` for a run that broke, and ``SystemExit`` (128 + n) after a checkpoint
+    when signal n asked it to end.
     """
     setup = prepare(config, cache)
     inputs = fingerprint(SCHEMA_VERSION, setup.inputs)
     found = store.find("draft", inputs)
-    if found is not None:
-        if ranks.is_main():
-            console.say(f"The draft is already there: {found.reference} ({found.path})")
-        return found
-    if config.plan:
+    if found is None and config.plan:
         show_plan(setup)
         return None
-    name = f"{config.target.name}_{config.drafter.name}"
-    parents = {"cache": cache.manifest.fingerprint}
-    work = store.begin("draft", name, SCHEMA_VERSION, inputs, parents, section(config))
-    with engine.process_group():
-        tracker = Tracker(
-            config.tracking, store.root, work.path / RUN, inputs[:16], name, section(config), ranks.is_main()
-        )
-        code = 1
-        try:
-            if not engine.from_main((work.path / SUMMARY).is_file()):
-                Run(setup, work, tracker).train()
-            artifact = _commit(store, work)
-            tracker.artifact(artifact, {"cache": cache})
-            code = 0
-        finally:
-            tracker.finish(code)
+    if found is None:
+        name = f"{config.target.name}_{config.drafter.name}"
+        with engine.process_group(), sole_run(store.root / "draft" / name, inputs):
+            found = engine.from_main(store.find("draft", inputs))  # another run may just have ended
+            if found is None:
+                return _train(setup, store, name, inputs)
+    if ranks.is_main():
+        console.say(f"The draft is already there: {found.reference} ({found.path})")
+    return found
+
+
+def _train(setup: Setup, store: Store, name: str, inputs: str) -> Artifact:
+    """Train and commit the draft ``name`` of the fingerprint ``inputs``, in the group of all ranks."""
+    settings, parents = section(setup.config), {"cache": setup.cache.manifest.fingerprint}
+    work = store.begin("draft", name, SCHEMA_VERSION, inputs, parents, settings)
+    tracker = Tracker(
+        setup.config.tracking, store.root, work.path / RUN, inputs[:16], name, settings, ranks.is_main()
+    )
+    code = 1
+    try:
+        if not engine.from_main((work.path / SUMMARY).is_file()):
+            Run(setup, work, tracker).train()
+        artifact = _commit(store, work)
+        tracker.artifact(artifact, {"cache": setup.cache})
+        code = 0
+    finally:
+        tracker.finish(code)
     if ranks.is_main():
         console.say(f"Draft {artifact.reference}: {_outcome(artifact.manifest.counts)} ({artifact.path})")
     return artifact

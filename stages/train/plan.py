@@ -155,6 +155,7 @@ def prepare(config: Config, cache: Artifact) -> Setup:
     made, target = cache.manifest.config["target"], config.target
     for key, had, has in (
         ("target", made["identity"], setup.identity),
+        ("target.dtype", made["dtype"], target.dtype),
         ("target.thinking", made["thinking"], target.thinking),
         ("target.taps", made["taps"], made["taps"] if target.taps is None else list(target.taps)),
     ):

@@ -84,3 +84,21 @@ def test_manifest_holds_lineage_and_versions(store: Store) -> None:
     )
     assert manifest.packages["torch"].startswith("2.")
     assert list(manifest.files) == ["weights.bin"]
+
+
+def test_what_a_killed_writer_left_behind_is_not_committed(store: Store) -> None:
+    work = store.begin("draft", "a", 1, "f" * 64, {}, {})
+    (work.path / "weights.bin").write_text("x")
+    (work.path / "sub").mkdir()
+    for leftover in (".manifest.json.123.tmp", "sub/.index.parquet.9.tmp"):
+        (work.path / leftover).write_text("half")
+    assert list(store.commit(work, {}).manifest.files) == ["weights.bin"]
+
+
+def test_a_damaged_manifest_does_not_stop_work_on_others(store: Store, capsys) -> None:
+    bad, good = make(store, "bad", "1" * 64), make(store, "good", "2" * 64)
+    (bad.path / "manifest.json").write_text("{")
+    assert [a.path for a in store.list()] == [good.path]
+    assert "passed over" in capsys.readouterr().out
+    with pytest.raises(ManifestError, match="manifest.json: expected JSON"):
+        store.resolve("draft", str(bad.path))

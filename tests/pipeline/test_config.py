@@ -75,6 +75,12 @@ def test_wrong_types_are_named() -> None:
         (["drafter.markov_head=rnn"], "drafter.markov_head"),
         (["drafter.algorithm=magic"], "drafter.algorithm: expected one of"),
         (["answers.presence_penalty=0.5"], "answers.presence_penalty"),
+        (["drafter.loss.ramp=[0.6,0.2]"], "drafter.loss.ramp"),
+        (["deepspeed=zero0", "deepspeed.offload_optimizer=true"], "deepspeed.offload_optimizer"),
+        (["train.lr=0"], "train.lr"),
+        (["capture.shard_tokens=100"], "capture.shard_tokens=100: expected a multiple"),
+        (["evaluate.benchmarks=[gsm9k]"], "evaluate.benchmarks: expected some of .*, got gsm9k"),
+        (["evaluate.files.mbpp=x.jsonl", "evaluate.benchmarks=[gsm8k]"], "evaluate.files.mbpp: no such name"),
     ],
 )
 def test_contradictions_name_the_keys(overrides: list[str], message: str) -> None:

@@ -64,9 +64,25 @@ def test_slurm_task() -> None:
         "MASTER_ADDR": "gpu003",
         "MASTER_PORT": "23456",
     }
-    assert (
-        ranks.slurm_environment(SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"})["MASTER_ADDR"] == "10.0.0.7"
-    )
+
+
+@pytest.mark.parametrize(
+    ("more", "address"),
+    [
+        ({}, "gpu003"),
+        ({"SLURM_STEP_NODELIST": "gpu[005-006]"}, "gpu005"),
+        ({"SLURM_JOB_NODELIST": ""}, "127.0.0.1"),
+    ],
+)
+def test_rank_0_listens_on_the_step_s_first_host(more: dict[str, str], address: str) -> None:
+    """Not on the host where srun was typed, which may be a login node."""
+    variables = SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"} | more
+    assert ranks.slurm_environment(variables)["MASTER_ADDR"] == address
+
+
+def test_the_deepspeed_launcher_s_argument_is_dropped() -> None:
+    given = ["--local_rank=3", "stage=train", "--local-rank=0", "x=--local_rank=1", "--cfg", "job"]
+    assert ranks.drop_launcher_arguments(given) == ["stage=train", "x=--local_rank=1", "--cfg", "job"]
 
 
 @pytest.mark.parametrize(
@@ -121,11 +137,13 @@ def test_rendezvous_of_one_leaves_no_trace() -> None:
 CHILD = """
 import os, signal, sys, time
 me = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")]
-print("child", *me, *sys.argv[1:], flush=True)
+def say(*words):  # in one write: torchrun's children are unbuffered, and print's pieces would interleave
+    os.write(1, (" ".join(words) + "\\n").encode())
+say("child", *me, *sys.argv[1:])
 if sys.argv[1:] == ["fail"] and os.environ["RANK"] == "1":
     sys.exit(7)
 if sys.argv[1:] == ["wait"]:
-    signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(143)))
+    signal.signal(signal.SIGTERM, lambda *_: (say("saved"), sys.exit(143)))
     time.sleep(60)
 """
 PARENT = """

@@ -4,6 +4,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+import wandb
+
 from data_specs.manifest import Manifest, write_manifest
 from pipeline.artifacts import Artifact
 from pipeline.config import TrackingConfig
@@ -78,6 +81,78 @@ def test_steps_never_go_backwards_over_resumes(tmp_path: Path) -> None:
             tracker.log(step, {"loss": 0.5})
     assert [line["step"] for line in recorder.lines] == [1, 2, 3, 4, 5]
     assert json.loads((tmp_path / "tracking.json").read_text()) == {"step": 5}
+
+
+class Broken:
+    """Stands where wandb's run is, and fails."""
+
+    offline = False
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.calls = error, 0
+
+    def fail(self, *_: object, **__: object) -> None:
+        self.calls += 1
+        raise self.error
+
+    log = use_artifact = finish = fail
+
+
+@pytest.mark.parametrize("error", [wandb.errors.CommError("[no] route"), BrokenPipeError("[no] route")])
+@pytest.mark.parametrize("call", ["log", "artifact", "finish"])
+def test_a_failure_in_the_middle_ends_the_tracking_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, call: str
+) -> None:
+    tracker = Tracker(TrackingConfig(mode="none"), tmp_path, tmp_path, "id", "name", {})
+    tracker._run = broken = Broken(error)
+    made = artifact(tmp_path / "draft", "draft", "tiny_dspark", {})
+    if call == "log":
+        tracker.log(1, {"loss": 0.5})
+    if call == "artifact":
+        tracker.artifact(made, {"cache": made})
+    tracker.finish()
+    tracker.log(2, {"loss": 0.5})
+    tracker.artifact(made, {"cache": made})
+    assert broken.calls == 1
+    assert capsys.readouterr().out.count("W&B failed") == 1
+    assert not (tmp_path / "tracking.json").exists()
+
+
+def test_other_errors_are_not_swallowed(tmp_path: Path) -> None:
+    tracker = Tracker(TrackingConfig(mode="none"), tmp_path, tmp_path, "id", "name", {})
+    tracker._run = Broken(TypeError("our own bug"))
+    with pytest.raises(TypeError, match="our own bug"):
+        tracker.log(1, {"loss": 0.5})
+
+
+def test_the_run_outlives_the_service_of_wandb(tmp_path: Path) -> None:
+    """W&B's own process is killed in the middle: what it then raises is among what is caught."""
+    code = f"""
+import time
+from pathlib import Path
+import psutil
+from pipeline.config import TrackingConfig
+from pipeline.tracking import Tracker
+folder = Path({str(tmp_path)!r})
+tracker = Tracker(TrackingConfig(mode="offline"), folder, folder, "id", "name", {{}})
+tracker.log(1, {{"loss": 1.0}})
+services = psutil.Process().children(recursive=True)
+assert services, "W&B runs in a process of its own"
+for service in services:
+    service.kill()
+psutil.wait_procs(services)
+for step in range(2, 6):
+    time.sleep(0.1)
+    tracker.log(step, {{"loss": 1.0}})
+tracker.finish()
+print("the run's end")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("W&B failed") == 1
+    assert done.stdout.splitlines()[-1] == "the run's end"
 
 
 def test_offline_run_with_artifacts(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
-from pipeline.work import CLAIMS, Owner, WorkShare, commit_once, publish_folder
+from pipeline import work as module
+from pipeline.artifacts import Artifact, Store
+from pipeline.work import CLAIMS, Owner, WorkShare, begin_once, commit_once, publish_folder
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -209,3 +211,50 @@ def _make(folder: Path, units: list[str], stale_after: float = 120.0) -> list[st
         made.append(unit)
         finish(folder, unit)
     return made
+
+
+def test_a_folder_in_the_place_of_the_renamed_one_is_not_worked_in(tmp_path: Path) -> None:
+    """Pitfall 18: a late rank has begun anew under the name of what was committed."""
+    folder = tmp_path / "partial"
+    folder.mkdir()
+    share = share_of(folder, ["a", "b"])
+    assert share.remaining == ["a", "b"]
+    folder.rename(tmp_path / "v0")
+    folder.mkdir()
+    assert share_of(folder, ["a"]).remaining == ["a"]
+    assert list(share) == [] and list(folder.iterdir()) == []
+
+
+def test_begin_looks_again_and_leaves_no_folder(tmp_path: Path) -> None:
+    store, inputs = Store(tmp_path), ("cache", "tiny", 1, "f" * 64, {}, {})
+    work = begin_once(store, *inputs)
+    assert not isinstance(work, Artifact)
+    artifact = commit_once(store, work, dict)
+    assert begin_once(store, *inputs) == artifact
+    assert [path.name for path in artifact.path.parent.iterdir()] == ["v0"]
+    work.path.mkdir()
+    (work.path / "orphan").write_text("x")
+    assert commit_once(store, work, dict) == artifact
+    assert [path.name for path in artifact.path.parent.iterdir()] == ["v0"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "expected"),
+    [
+        (Owner.me(), f"process {os.getpid()} on .*as soon as that process ends"),
+        (Owner("elsewhere/1", 7, 0.0), "process 7 on elsewhere: taken over after 2 min 00 s without"),
+    ],
+)
+def test_a_long_wait_is_explained_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Owner, expected: str
+) -> None:
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.1)
+    said: list[str] = []
+    monkeypatch.setattr(module, "say", said.append)
+    claim(tmp_path, "a@0", owner)
+    thread = threading.Thread(target=lambda: list(share_of(tmp_path, ["a"])))
+    thread.start()
+    time.sleep(0.8)
+    finish(tmp_path, "a")
+    thread.join(10)
+    assert len(said) == 1 and re.search(f"unit a .*{expected}", said[0])

@@ -44,11 +44,12 @@ class Attention(nn.Module):
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
+        assert config.head_dim is not None, "draft_config and the native layout always state it"
         self.head_dim = config.head_dim
         self.scale = self.head_dim**-0.5
         width, kv_width = (
             config.num_attention_heads * self.head_dim,
-            config.num_key_value_heads * self.head_dim,
+            (config.num_key_value_heads or config.num_attention_heads) * self.head_dim,
         )
         self.q_proj = nn.Linear(config.hidden_size, width, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)

@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -23,9 +24,9 @@ from pipeline.config import (
     TargetConfig,
 )
 from pipeline.rows import Rejection
-from stages.cache import answers
+from stages.cache import answers, forecast
 from stages.cache.answers import run_answers
-from stages.cache.engine import Reply
+from stages.cache.engine import Refusal, Reply
 
 TEXTS = ["a", "what is it?", "zz" * 9, "hello there", "0123456789", "why", "who", "when", "where", "how much"]
 
@@ -144,6 +145,17 @@ def test_what_only_changes_the_computing_does_not(tmp_path: Path, target_folder:
     before = answers.prepare(config(tmp_path, target_folder)).fingerprint
     changed = config(tmp_path, target_folder, answers={"batch_size": 1}, ranks=3, plan=True)
     assert answers.prepare(changed).fingerprint == before
+
+
+def test_the_batch_size_counts_where_the_target_samples(tmp_path: Path, target_folder: Path):
+    """Pitfall 13: the draws of a batch come from one generator."""
+    made = [
+        answers.prepare(
+            config(tmp_path, target_folder, answers={"temperature": 1.0, "batch_size": size})
+        ).fingerprint
+        for size in (1, 2)
+    ]
+    assert made[0] != made[1]
 
 
 def test_the_target_itself_is_part_of_the_fingerprint(tmp_path: Path, target_folder: Path):
@@ -428,3 +440,100 @@ def test_two_ranks_make_what_one_makes(tmp_path: Path, target_folder: Path, stor
     assert [artifact.reference for artifact in store.list("answers")] == ["tiny_few:v0"]
     alone = run_answers(cfg, Store(tmp_path / "alone"))
     assert files(store.resolve("answers", "tiny_few").path) == files(alone.path)
+
+
+# --- the cache's room
+
+
+def test_the_plan_bounds_the_cache_and_names_the_free_disk(
+    tmp_path: Path, target_folder: Path, store: Store, capsys: pytest.CaptureFixture
+):
+    cfg = config(tmp_path, target_folder, [{"prompt": "a"}], plan=True, data={"heldout": 0.0})
+    run_answers(cfg, store)
+    out = capsys.readouterr().out
+    assert "target cache at most" in out and "free disk" in out and "capture time" in out
+    job = answers.prepare(cfg)
+    prompt = len(render_prompt(tiny.tokenizer(), [{"role": "user", "content": "a"}], None))
+    assert answers.forecast_cache(job).most_tokens == prompt + 12
+    spec = answers.spec_of(cfg, answers.read_config(target_folder, cfg.target))
+    token = answers.cache_bytes([128], spec, 65536) / 128
+    assert answers.forecast_cache(job).most_bytes == 128 * token  # one chunk
+    assert answers.forecast_cache(job).least_bytes == (prompt + 1) * token
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_a_cache_that_cannot_fit_is_refused_before_the_answers(
+    tmp_path: Path, target_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, plan: bool
+):
+    monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(answers, "_engine", lambda job: pytest.fail("answered"))
+    with pytest.raises(ConfigError, match=r"at least .*\(\d+ bytes\), free are 1.0 kB \(1000\)"):
+        run_answers(config(tmp_path, target_folder, plan=plan), store)
+    assert not store.root.exists()
+
+
+def test_a_cache_that_may_not_fit_is_a_warning(
+    tmp_path: Path,
+    target_folder: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+):
+    cfg = config(tmp_path, target_folder, plan=True)
+    bounds = answers.forecast_cache(answers.prepare(cfg))
+    free = int(bounds.least_bytes + bounds.most_bytes) // 2
+    monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    assert run_answers(cfg, store) is None
+    assert "warning: the target cache may take up to" in capsys.readouterr().out
+
+
+# --- refused prompts and late ranks
+
+
+class Refusing(Scripted):
+    def __init__(self, refused: list[str]) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def _reply(self, request):
+        if request.messages[-1]["content"] in self.refused:
+            return Refusal("refused_by_server", "http://x: status 400: too spicy")
+        return super()._reply(request)
+
+
+def test_a_refused_prompt_is_counted(
+    tmp_path: Path, target_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(answers, "_engine", lambda job: Refusing(["who", "why"]))
+    counts = run_answers(config(tmp_path, target_folder), store).manifest.counts
+    assert counts["rejected"] == {"refused_by_server": 2} and counts["rows"] == 8
+    assert "too spicy" in str(counts["notes"])
+
+
+def test_all_refused_is_an_error_with_the_servers_words_and_is_asked_again(
+    tmp_path: Path, target_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    cfg = config(tmp_path, target_folder)
+    monkeypatch.setattr(answers, "_engine", lambda job: Refusing(TEXTS))
+    with pytest.raises(ConfigError, match="none of 10 prompts got an answer.*status 400: too spicy"):
+        run_answers(cfg, store)
+    monkeypatch.setattr(answers, "_engine", lambda job: Scripted())
+    assert run_answers(cfg, store).manifest.counts["rows"] == 10
+
+
+def test_a_rank_that_comes_as_the_other_commits_makes_nothing(
+    tmp_path: Path, target_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """Pitfall 18: the other rank finishes between this one's look and its begin."""
+    cfg, other = config(tmp_path, target_folder), []
+    monkeypatch.setattr(answers, "_engine", lambda job: Scripted())
+    begin = Store.begin
+
+    def late(self, *inputs):
+        monkeypatch.setattr(Store, "begin", begin)
+        other.append(run_answers(cfg, store))
+        return begin(self, *inputs)
+
+    monkeypatch.setattr(Store, "begin", late)
+    assert run_answers(cfg, store) == other[0]
+    assert [path.name for path in other[0].path.parent.iterdir()] == ["v0"]

@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from data_specs.answers import SCHEMA, AnswerRow, write_answers
-from data_specs.manifest import Manifest, folder_records
+from data_specs.manifest import Manifest, ManifestError, folder_records
 from data_specs.target_cache import CacheError
 from pipeline.artifacts import Artifact, Store
 from pipeline.cache_store import CacheReader
 from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, TargetConfig
 from pipeline.target import States, Target
 from stages.cache import capture as module
+from stages.cache import forecast
 from stages.cache.capture import Planned, capture, plan_batches, plan_capture, run_capture
+from stages.cache.forecast import spec_of
 
 LENGTHS = ((4, 6), (3, 9), (8, 2), (5, 5), (2, 20), (7, 1))  # prompt and answer tokens
 
@@ -263,7 +265,7 @@ def test_plan_prints_and_does_nothing_else(
 def test_a_cache_that_does_not_fit_is_refused_before_it_starts(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(Target, "load", lambda *_: pytest.fail("the target was loaded"))
     with pytest.raises(CacheError, match=r"needs 39.3 kB \(39292 bytes\), free are 1.0 kB \(1000\)"):
         run(target_folder, tmp_path)
@@ -289,7 +291,7 @@ def planned(length: int, key: str = "k") -> Planned:
 
 def test_states_that_are_not_finite_name_the_sample(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pitfall 15."""
-    spec = module._spec(config_of(target.folder, target.folder), target.config)
+    spec = spec_of(config_of(target.folder, target.folder), target.config)
     original = target.run
 
     def poisoned(ids: torch.Tensor) -> States:
@@ -305,7 +307,7 @@ def test_states_that_are_not_finite_name_the_sample(target: Target, monkeypatch:
 
 def test_states_of_another_length_name_the_sample(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pitfall 15: fewer rows than tokens."""
-    spec = module._spec(config_of(target.folder, target.folder), target.config)
+    spec = spec_of(config_of(target.folder, target.folder), target.config)
     original = target.run
     monkeypatch.setattr(target, "run", lambda ids: original(ids[:, 1:]))
     with pytest.raises(CacheError, match=r"sample first: expected states of \(1, 5\) tokens, got \(1, 4\)"):
@@ -487,3 +489,35 @@ def test_a_segment_damaged_before_the_commit_is_not_committed(
     artifact = run_capture(config_of(target_folder, tmp_path), store, store.resolve("answers", "tiny_words"))
     assert artifact is not None
     assert same_contents(artifact.manifest, made.manifest)
+
+
+# --- late ranks and damaged answers
+
+
+def test_a_flipped_byte_in_the_answers_is_refused_by_name(target_folder: Path, tmp_path: Path) -> None:
+    """Pitfall 20."""
+    answers = answers_of(tmp_path, ROWS)
+    content = bytearray((answers.path / "00001.parquet").read_bytes())
+    content[len(content) // 2] ^= 1
+    (answers.path / "00001.parquet").write_bytes(content)
+    with pytest.raises(ManifestError, match="00001.parquet"):
+        run_capture(config_of(target_folder, tmp_path), Store(tmp_path), answers)
+    assert Store(tmp_path).list("cache") == []
+
+
+def test_a_rank_that_loads_while_the_other_commits_makes_nothing(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pitfall 18: the other rank renames the folder while this one loads its target."""
+    answers, config, load = answers_of(tmp_path, ROWS), config_of(target_folder, tmp_path), Target.load
+    other = []
+
+    def late(*args: object) -> Target:
+        monkeypatch.setattr(module.Target, "load", load)
+        other.append(run_capture(config, Store(tmp_path), answers))
+        monkeypatch.setattr(module, "_capture_segment", lambda *_: pytest.fail("made a segment anew"))
+        return load(*args)
+
+    monkeypatch.setattr(module.Target, "load", late)
+    assert run_capture(config, Store(tmp_path), answers) == other[0]
+    assert [path.name for path in other[0].path.parent.iterdir()] == ["v0"]

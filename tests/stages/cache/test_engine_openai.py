@@ -322,3 +322,18 @@ def test_a_config_that_cannot_work_is_named(fields: dict, message: str):
     with pytest.raises(ConfigError, match=message) as error:
         OpenAIEngine(config, Settings(1, 0.0), tiny.tokenizer(), None, EOS)
     assert "pass@" not in str(error.value)
+
+
+@pytest.mark.parametrize("code", [400, 413, 422])
+def test_a_prompt_that_the_server_refuses_is_a_rejection(code: int):
+    with serve(status(code, "too long")) as server:
+        replies = ask(engine(server, concurrency=1), request("a"), request("b"))
+    assert isinstance(replies[0], Rejection) and replies[0].reason == "refused_by_server"
+    assert f"status {code}" in replies[0].said and "too long" in replies[0].said
+    assert isinstance(replies[1], Reply) and len(server.payloads) == 2
+
+
+@pytest.mark.parametrize("code", [401, 403, 404])
+def test_what_the_server_refuses_to_all_is_an_error(code: int):
+    with serve(status(code)) as server, pytest.raises(ServerError, match=f"status {code}"):
+        ask(engine(server))

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import tiny
 import torch
 
 from data_specs.evaluation import ROUNDS, read_rounds
@@ -225,7 +226,6 @@ def test_a_draft_that_does_not_fit_is_refused_by_name(
     [
         ("benchmarks", [], "evaluate.benchmarks: expected at least one"),
         ("benchmarks", ["gsm8k", "gsm8k"], "expected each one once"),
-        ("benchmarks", ["gsm8k"], "evaluate.files.mt_bench: no such name in evaluate.benchmarks"),
         ("max_new_tokens", 0, "evaluate.max_new_tokens=0: expected at least 1"),
         ("chunk_prompts", 0, "evaluate.chunk_prompts=0: expected at least 1"),
         ("prompts", 0, "evaluate.prompts=0: expected at least 1"),
@@ -281,3 +281,17 @@ def test_a_rank_that_comes_late_finds_the_others_work(config, store, draft_folde
 def test_chunks():
     parts = chunks({"a": list(range(5)), "b": [7]}, 2)
     assert parts == {"a-00000": [0, 1], "a-00001": [2, 3], "a-00002": [4], "b-00000": [7]}
+
+
+def test_a_threshold_needs_a_confidence_head(config, store, tmp_path, target_folder):
+    save(tiny.draft(enable_confidence_head=False), tmp_path / "headless")
+    config.evaluate.threshold = 0.5
+    with pytest.raises(ConfigError, match="evaluate.threshold=0.5: .*headless has no confidence head"):
+        run_evaluate(config, store, tmp_path / "headless")
+
+
+def test_a_head_that_is_not_the_targets_is_said(config, store, tmp_path, capsys):
+    """Pitfall 25."""
+    save(tiny.draft(), tmp_path / "random_head")
+    assert run_evaluate(config, store, tmp_path / "random_head") is not None
+    assert "warning: lm_head.weight of the draft is not the target's" in capsys.readouterr().out

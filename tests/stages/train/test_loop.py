@@ -157,7 +157,7 @@ def test_mask_token_in_the_data_is_refused(cached) -> None:
         loop.run_train(config, cached.store, cached.cache)
 
 
-@pytest.mark.parametrize(("key", "value"), [("taps", [1, 2]), ("thinking", True)])
+@pytest.mark.parametrize(("key", "value"), [("taps", [1, 2]), ("thinking", True), ("dtype", "bfloat16")])
 def test_a_cache_of_other_settings_is_refused(cached, key: str, value: object) -> None:
     """Pitfalls 4, 13."""
     config = cached.config()
@@ -184,10 +184,10 @@ def test_a_ramp_is_two_ascending_shares(cached, ramp: list[float]) -> None:
 
 
 def test_a_run_that_starts_with_cross_entropy_alone(cached) -> None:
-    """While the L1 term is off nobody computes the acceptance; what was not computed is not reported."""
+    """While only cross-entropy counts nobody computes the acceptance; what was not computed is not reported."""
     config = cached.config(steps=4, evaluate_every=2)
     loss = config.drafter.loss
-    loss.ce_start, loss.l1_start, loss.ramp = 1.0, 0.0, [0.25, 0.5]
+    loss.ce_start, loss.l1_start, loss.confidence_start, loss.ramp = 1.0, 0.0, 0.0, [0.25, 0.5]
     artifact = loop.run_train(config, cached.store, cached.cache)
     assert artifact is not None
     lines = [line for line in read_lines(artifact.path / "metrics.jsonl") if line["kind"] == "train"]
