@@ -21,3 +21,22 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import tiny
 
     return tiny.save_target(tmp_path_factory.mktemp("target"))
+
+
+_status = {"code": 1}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remember what the suite itself ended with."""
+    _status["code"] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End with the suite's own status: exit hooks of the libraries under test (W&B's service, torch's elastic agent)
+    once turned 983 passed tests into exit code 130.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_status["code"])
