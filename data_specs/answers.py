@@ -8,7 +8,6 @@ answer have no row; how many, and why, is in the counts of the file's metadata.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_specs.errors import UserError
+from data_specs.parquet import write_table
 
 SCHEMA_VERSION = 1
 COUNTS = b"draftline.counts"
@@ -63,12 +63,7 @@ def write_answers(path: Path, rows: Iterable[AnswerRow], counts: Mapping[str, in
     """Write ``rows`` and ``counts`` to ``path``, whole or not at all (write, sync, rename)."""
     metadata = {COUNTS: json.dumps(dict(sorted((counts or {}).items()))).encode()}
     table = pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA.with_metadata(metadata))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as handle:
-        pq.write_table(table, handle, compression="zstd")
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
+    write_table(path, table)
 
 
 def answer_files(folder: Path) -> list[Path]:

@@ -10,7 +10,6 @@ add up to the answer's length exactly.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_specs.errors import UserError
+from data_specs.parquet import write_table
 
 SCHEMA_VERSION = 1
 ROUNDS = "rounds"
@@ -58,12 +58,7 @@ class EvaluationError(UserError):
 
 def write_rounds(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write ``rows`` (keys as in ``SCHEMA``); ``path`` is whole or absent (temporary name, fsync, rename)."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as handle:
-        pq.write_table(pa.Table.from_pylist(list(rows), SCHEMA), handle)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
+    write_table(path, pa.Table.from_pylist(list(rows), SCHEMA))
 
 
 def read_rounds(folder: Path) -> pa.Table:

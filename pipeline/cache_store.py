@@ -36,6 +36,7 @@ from data_specs.manifest import (
     read_manifest,
     write_json,
 )
+from data_specs.parquet import write_table
 from data_specs.target_cache import (
     CACHE_RECORD,
     INDEX,
@@ -314,11 +315,11 @@ def write_index(
         shutil.rmtree(leftover)
     records = [read_segment_record(folder, number) for number in range(segments)]
     rows = [asdict(sample) | {"segment": record.number} for record in records for sample in record.samples]
-    _write_parquet(folder / INDEX, pa.Table.from_pylist(rows, INDEX_SCHEMA))
+    write_table(folder / INDEX, pa.Table.from_pylist(rows, INDEX_SCHEMA))
     occurring = _token_counts(folder, spec, records)
     ids = np.flatnonzero(occurring)
     columns = {"id": ids.astype(np.int32), "count": occurring[ids]}
-    _write_parquet(folder / TOKEN_COUNTS, pa.table(columns, schema=TOKEN_COUNTS_SCHEMA))
+    write_table(folder / TOKEN_COUNTS, pa.table(columns, schema=TOKEN_COUNTS_SCHEMA))
     counts = {
         "samples": len(rows),
         "tokens": sum(row["length"] for row in rows),
@@ -339,15 +340,6 @@ def _token_counts(folder: Path, spec: CacheSpec, records: list[SegmentRecord]) -
         path = folder / SEGMENTS / segment_name(record.number) / "input_ids"
         counts += np.bincount(read_rows(path, array, spec, tokens, 0, tokens), minlength=spec.vocab_size)
     return counts
-
-
-def _write_parquet(path: Path, table: pa.Table) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as handle:
-        pq.write_table(table, handle, compression="zstd")
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
 
 
 # --- reading ----------------------------------------------------------------------------------------------

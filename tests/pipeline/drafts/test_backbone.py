@@ -1,8 +1,6 @@
 import tiny
 import torch
 
-from pipeline.drafts.families.qwen3 import Rotary
-
 
 @torch.no_grad()
 def test_inputs_are_the_anchor_and_mask_tokens() -> None:
@@ -29,11 +27,3 @@ def test_observing_in_pieces_equals_observing_at_once() -> None:
         states.append(draft.draft(state, torch.tensor([5])))
         assert state.length == 300
     assert torch.allclose(states[0], states[1], atol=1e-5)
-
-
-def test_rotary_frequencies_are_never_rounded() -> None:
-    """Pitfall 32: a model cast to bf16 keeps its position tables."""
-    rotary = Rotary(tiny.target_config())
-    before = rotary.table.inv_freq.clone()
-    rotary.to(torch.bfloat16)
-    assert torch.equal(rotary.table.inv_freq, before)
