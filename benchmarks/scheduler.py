@@ -1,0 +1,42 @@
+"""Microseconds a step of the scheduler, by the number of requests (gamma 7): grows as R log R.
+
+python benchmarks/scheduler.py
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from pipeline import console
+from stages.evaluate.scheduler import StepRate, algorithm_1
+
+GAMMA, REPEATS = 7, 300
+
+
+def microseconds(requests: int) -> float:
+    rng = np.random.default_rng(requests)
+    rate = StepRate(1 / (1 + 0.002 * np.arange(1, requests * (GAMMA + 1) + 1)))
+    steps = [rng.uniform(0.2, 1.0, (requests, GAMMA)) for _ in range(16)]
+    taken = []
+    for i in range(REPEATS):
+        began = time.perf_counter()
+        algorithm_1(steps[i % len(steps)], rate)
+        taken.append(time.perf_counter() - began)
+    return 1e6 * sorted(taken)[REPEATS // 2]
+
+
+def main() -> None:
+    rows = []
+    for requests in (1, 16, 64, 256, 1024, 2048):
+        taken, n = microseconds(requests), requests * GAMMA
+        rows.append((requests, f"{taken:.0f}", f"{1000 * taken / (n * math.log2(n)):.2f}"))
+    console.table(
+        "Algorithm 1, numpy, one core", ("requests", "us a step (median)", "ns / (n log2 n), n = 7 R"), rows
+    )
+
+
+if __name__ == "__main__":
+    main()

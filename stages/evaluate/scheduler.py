@@ -1,0 +1,151 @@
+"""How many drafts of each request are worth verifying, given their confidences and the cost of a step.
+
+R requests share one verification pass of B = R + sum of their lengths tokens. a[r, j] = prod_{i <= j} c[r, i] is the
+probability that draft j of request r is accepted; SPS(B) the steps a second at B tokens. The throughput that lengths
+promise is Theta = tau SPS(B), tau = R + sum of the admitted a (arXiv 2607.05147, Algorithm 1).
+
+Whether a draft is verified may depend on what came before it only: never on its own token, nor on later ones (whose
+confidences depend on it). Otherwise the output is not distributed as the target's (the paper's Appendix A). Admission
+in descending order of a with an early stop keeps that: drafts of the same request before this one have larger a, those
+after it smaller. All functions are pure; confidences are [R, G] in [0, 1], lengths int64 [R].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from data_specs.errors import UserError
+
+Array = np.ndarray
+Policy = Callable[[Array], Array]  # confidences [R, G] of the current step -> lengths [R]
+
+
+class ScheduleError(UserError):
+    """Confidences or a cost table that nothing can be scheduled with; the message says what was expected."""
+
+
+@dataclass(frozen=True)
+class StepRate:
+    """Steps a second by the tokens of a step: ``rates[i]`` holds for B = i+1. Raises ``ScheduleError`` if unusable."""
+
+    rates: Array
+
+    def __post_init__(self) -> None:
+        rates = np.asarray(self.rates, dtype=np.float64)
+        if rates.ndim != 1 or not len(rates) or not np.isfinite(rates).all() or (rates <= 0).any():
+            raise ScheduleError("SPS table: expected positive finite steps a second for B = 1, 2, ...")
+        object.__setattr__(self, "rates", rates)
+
+    def span(self, first: int, last: int) -> Array:
+        """Rates for B = first .. last; raises ``ScheduleError`` where the table does not reach."""
+        if last > len(self.rates):
+            raise ScheduleError(
+                f"SPS table: measured up to B = {len(self.rates)}, a step may have {last} tokens"
+            )
+        return self.rates[first - 1 : last]
+
+
+def survival(confidences: Array) -> Array:
+    """a [R, G], the cumulative product of confidences [R, G]. Raises ``ScheduleError`` for values outside [0, 1]."""
+    confidences = np.asarray(confidences, dtype=np.float64)
+    if confidences.ndim != 2 or not ((confidences >= 0) & (confidences <= 1)).all():  # NaN fails both
+        raise ScheduleError("confidences: expected numbers from 0 to 1 of shape [requests, drafts]")
+    return np.cumprod(confidences, axis=1)
+
+
+def algorithm_1(confidences: Array, rate: StepRate) -> Array:
+    """Lengths by Algorithm 1: admit in descending a while Theta improves, stop at the first draft that does not."""
+    a = survival(confidences)
+    order, promised = _promised(a, rate)
+    worse = promised[1:] <= promised[:-1]
+    admitted = int(np.argmax(worse)) if worse.any() else len(order)
+    return _lengths(order[:admitted], a.shape)
+
+
+def capacity(confidences: Array, rate: StepRate) -> int:
+    """K, the drafts a step that maximise Theta over all counts (no early stop; 0 with no request)."""
+    return int(np.argmax(_promised(survival(confidences), rate)[1]))
+
+
+def by_rank(confidences: Array, count: int) -> Array:
+    """Lengths that admit the ``count`` drafts with the largest a.
+
+    Lossless for a count that does not depend on these confidences: the asynchronous form takes ``capacity`` of the
+    step before the last, whose tokens are decided.
+    """
+    a = survival(confidences)
+    return _lengths(_descending(a)[:count], a.shape)
+
+
+def threshold(confidences: Array, least: float) -> Array:
+    """Lengths up to the first draft whose confidence is below ``least``."""
+    survival(confidences)
+    return (np.asarray(confidences) >= least).cumprod(1).sum(1)
+
+
+def fixed(confidences: Array, length: int) -> Array:
+    """The same length for every request, at most G; 0 is plain decoding."""
+    requests, drafts = np.shape(confidences)
+    return np.full(requests, min(length, drafts), dtype=np.int64)
+
+
+class Asynchronous:
+    """The asynchronous form over a run: the schedule of a step is known before its confidences are.
+
+    Until two steps have passed the capacity is ``start`` drafts a request.
+    """
+
+    def __init__(self, rate: StepRate, start: int = 1) -> None:
+        self.rate, self.start = rate, start
+        self.known: list[float] = []  # capacities of the last two steps, drafts a request
+
+    def __call__(self, confidences: Array) -> Array:
+        """Lengths of this step's requests."""
+        requests = len(confidences)
+        each = self.known[-2] if len(self.known) > 1 else float(self.start)
+        lengths = by_rank(confidences, round(each * requests))
+        self.known = [*self.known[-1:], capacity(confidences, self.rate) / max(1, requests)]
+        return lengths
+
+
+def policy(name: str, rate: StepRate | None = None, length: int = 0, least: float = 0.0) -> Policy:
+    """The policy ``none`` | ``fixed`` | ``threshold`` | ``algorithm_1`` | ``asynchronous``.
+
+    Raises ``ScheduleError`` naming it where it is unknown or needs an SPS table that is not given.
+    """
+    if name in ("algorithm_1", "asynchronous") and rate is None:
+        raise ScheduleError(f"policy {name}: needs an SPS table (stage=evaluate profile=true)")
+    if name == "none":
+        return partial(fixed, length=0)
+    if name == "fixed":
+        return partial(fixed, length=length)
+    if name == "threshold":
+        return partial(threshold, least=least)
+    if name == "algorithm_1" and rate is not None:
+        return partial(algorithm_1, rate=rate)
+    if name == "asynchronous" and rate is not None:
+        return Asynchronous(rate)
+    raise ScheduleError(f"policy: expected none, fixed, threshold, algorithm_1 or asynchronous, got {name}")
+
+
+def _descending(a: Array) -> Array:
+    """Flat indices of a [R, G], largest first; of equals in a row the earlier draft first."""
+    return np.argsort(-a.ravel(), kind="stable")
+
+
+def _promised(a: Array, rate: StepRate) -> tuple[Array, Array]:
+    """The order of admission [R G], and Theta after 0, 1, ..., R G admissions [1 + R G]."""
+    requests, order = len(a), _descending(a)
+    if not requests:
+        return order, np.zeros(1)
+    tau = requests + np.concatenate([[0.0], np.cumsum(a.ravel()[order])])
+    return order, tau * rate.span(requests, requests + len(order))
+
+
+def _lengths(admitted: Array, shape: tuple[int, ...]) -> Array:
+    """Drafts a request [R] of the admitted flat indices."""
+    return np.bincount(admitted // shape[1], minlength=shape[0])
