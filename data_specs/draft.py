@@ -8,7 +8,9 @@
     manifest.json        see manifest.py
 
 Slot k of a block at anchor a sits at position a+k and predicts token a+k+1 (anchor-first,
-``sample_from_anchor: true``). ``target_layer_ids`` L means the output of decoder layer L, -1 the
+``sample_from_anchor: true``) or its own, token a+k (1+N fill-in, ``false``; architecture DFlashDraftModel).
+With ``draft_vocab_size`` D below ``vocab_size`` the head has D rows and two tables say which tokens they are:
+``d2t`` int64 [D] (target id - draft id) and ``t2d`` bool [V]. ``target_layer_ids`` L means the output of decoder layer L, -1 the
 embedding's; the fc reads the taps in that order.
 """
 
@@ -16,12 +18,15 @@ CONFIG, WEIGHTS, LAST, METRICS = "config.json", "model.safetensors", "last", "me
 
 # What config.json may leave out, and what engines then take it to be.
 DEFAULTS = {
+    "model_type": "qwen3",
     "markov_rank": 0,
     "markov_head_type": "vanilla",
+    "markov_learned_start": False,
     "enable_confidence_head": False,
     "confidence_head_with_markov": False,
     "sample_from_anchor": True,
 }
-REQUIRED = ("architectures", "block_size", "mask_token_id", "target_layer_ids", "hidden_size", "vocab_size")
+REQUIRED = ("architectures", "target_layer_ids", "hidden_size", "vocab_size")
+BLOCK_FIELDS = ("block_size", "mask_token_id")  # of drafters that draft a block in one pass
 # Written into every config, because a reader that takes the other convention accepts 1-2 tokens instead of 4-6.
 CONVENTION = {"sample_from_anchor": True, "dspark_bonus_anchor": False}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import gc
 import importlib
 import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -16,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data_specs.errors import UserError
 from pipeline import config as schema
-from pipeline import console, listing, ranks
+from pipeline import console, listing, ranks, variants
 from pipeline.artifacts import Artifact, Store
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
@@ -36,9 +40,7 @@ def run_cache(config: schema.Config, store: Store, made: dict[str, Artifact]) ->
 
 def run_train(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
     """Target cache -> draft."""
-    cache = made.get("cache") or store.resolve(
-        "cache", config.cache or f"{config.target.name}_{config.data.name}"
-    )
+    cache = _cache(config, store, made)
     _keep(made, "draft", _call("stages.train.loop", "run_train", config, store, cache))
 
 
@@ -53,6 +55,28 @@ def run_evaluate(config: schema.Config, store: Store, made: dict[str, Artifact])
     _keep(made, "evaluation", _call("stages.evaluate.run", "run_evaluate", config, store, draft))
 
 
+def run_compare(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
+    """Target cache -> a draft and an evaluation of every variant -> comparison."""
+    layout, cache = _layout(), _cache(config, store, made)
+    if config.plan:
+        if ranks.is_main():
+            costs = {name: _training_cost(v.config, cache) for name, v in layout.variants.items()}
+            _call("stages.compare.plan", "show_plan", config, layout, costs, store.root)
+        return
+    parts: dict[str, dict[str, Artifact]] = {}
+    for number, (name, variant) in enumerate(layout.variants.items(), 1):
+        if ranks.is_main():
+            overrides = " ".join(variant.overrides).replace("[", r"\[")
+            console.say(f"variant {number} of {len(layout.variants)}: {name} ({overrides})")
+        parts[name] = {"cache": cache}
+        with console.brief():
+            run_train(variant.config, store, parts[name])
+            run_evaluate(variant.config, store, parts[name])
+        _say_length(name, parts[name]["evaluation"])
+        gc.collect()  # a draft, its optimizer and a target each: not all of them at a time
+    _keep(made, "comparison", _call("stages.compare.run", "run_compare", config, store, layout, parts))
+
+
 def run_list(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
     """Show what is there."""
     listing.show(store)
@@ -62,6 +86,7 @@ STEPS: dict[str, Callable[[schema.Config, Store, dict[str, Artifact]], None]] = 
     "cache": run_cache,
     "train": run_train,
     "evaluate": run_evaluate,
+    "compare": run_compare,
     "list": run_list,
 }
 
@@ -70,6 +95,8 @@ def run(config: schema.Config) -> None:
     """Run the steps of ``config.stage`` in order; what one makes, the next reads."""
     store = Store(config.artifacts)
     made: dict[str, Artifact] = {}
+    if "compare" in config.stage.steps:
+        _layout()  # what is wrong with the last of its runs is said before the first
     for step in config.stage.steps:
         before = dict(made)
         STEPS[step](config, store, made)
@@ -94,9 +121,51 @@ def _show_made(made: dict[str, Artifact]) -> None:
     )
 
 
-def _call(module: str, function: str, *arguments: object) -> Artifact | None:
+def _call(module: str, function: str, *arguments: object) -> Any:
     """Stages are imported when they run: composing and ``--help`` stay quick."""
     return getattr(importlib.import_module(module), function)(*arguments)
+
+
+def _cache(config: schema.Config, store: Store, made: dict[str, Artifact]) -> Artifact:
+    """The target cache that was just made, or the one that is named."""
+    name = config.cache or f"{config.target.name}_{config.data.name}"
+    return made.get("cache") or store.resolve("cache", name)
+
+
+def _layout() -> variants.Layout:
+    """The variants of a comparison, composed as this run is, each with overrides of its own."""
+    return _laid_out(tuple(HydraConfig.get().overrides.task))
+
+
+@functools.cache
+def _laid_out(task: tuple[str, ...]) -> variants.Layout:
+    base = schema.resolve(hydra.compose("config", list(task)))
+    return variants.lay_out(base, lambda more: hydra.compose("config", [*task, *more]))
+
+
+def _training_cost(config: schema.Config, cache: Artifact) -> Any:
+    """Steps, time and disk of training one variant. What the draft starts from does not matter to them."""
+    plan = importlib.import_module("stages.train.plan")
+    drafter = dataclasses.replace(config.drafter, init=schema.InitConfig())
+    setup = plan.prepare(dataclasses.replace(config, drafter=drafter), cache)
+    rate = plan.USED_SHARE * _matmul_rate(config.train.dtype) * ranks.wanted(config.ranks)
+    size = 2 * setup.parameters * setup.save_dtype.itemsize  # the best draft and the last
+    seconds = setup.steps * plan.step_flops(setup) / rate
+    return _call("stages.compare.plan", "Cost", setup.steps, seconds, size)
+
+
+def _say_length(name: str, evaluation: Artifact) -> None:
+    """One line about a variant that is done."""
+    counts = evaluation.manifest.counts
+    length = counts.get("accepted_length")
+    if length is not None and ranks.is_main():
+        console.say(f"{name}: accepted length {length:.2f} on {counts['prompts']} prompts")
+
+
+@functools.cache
+def _matmul_rate(dtype: str) -> float:
+    """Measured once: what is planned is to be compared, and a shared machine's speed drifts."""
+    return importlib.import_module("stages.train.plan").matmul_rate(dtype)
 
 
 def _keep(made: dict[str, Artifact], kind: str, artifact: Artifact | None) -> None:

@@ -14,6 +14,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 import data_specs
 from data_specs.errors import UserError
+from pipeline.drafts.algorithms import ALGORITHMS
 
 
 class ConfigError(UserError):
@@ -43,7 +44,8 @@ class TargetConfig:
     mask_token_id: int | None = None  # None: chosen by pipeline/drafts/mask_token.py
     thinking: bool | None = None  # enable_thinking of the chat template; None: the template's default
     device: str = "auto"  # auto | cpu | cuda
-    attention: str = "sdpa"
+    tensor_parallel: int = 1  # ranks that hold the target together while its states are captured
+    attention: str = "auto"  # as transformers names it (sdpa, eager, ...); auto: sdpa where the target has it
     trust_remote_code: bool = False
     package: str | None = None  # installed package that carries the weights as GGUF ...
     gguf: str | None = None  # ... and the file's name in it; converted once into the user's cache
@@ -123,6 +125,7 @@ class LossConfig:
     ce: float = 0.1
     l1: float = 0.9
     confidence: float = 1.0
+    soft: float = 0.0  # cross-entropy against the target's distribution (Eagle3)
     decay: float | None = None  # position weight exp(-(k-1)/decay); None: the block size
     ce_start: float | None = None  # weights at the first step, moved linearly to the above ...
     l1_start: float | None = None
@@ -140,6 +143,7 @@ class InitConfig:
     bigram: float | None = (
         None  # start the Markov head from the bigrams of the cache, smoothed with so many draws
     )
+    draft: str | None = None  # start from a trained draft (name, name:v3 or folder): a DFlash for a DSpark
 
 
 @dataclass
@@ -147,12 +151,26 @@ class DrafterConfig:
     """The drafting algorithm and its size."""
 
     name: str = MISSING
-    algorithm: str = MISSING  # a key of pipeline/drafts/registry.py
-    block_size: int = 7
+    algorithm: str = MISSING  # one of pipeline/drafts/algorithms.py
+    family: str | None = (
+        None  # decoder layers: qwen3 | gemma4 | llama; None: gemma4 for Gemma targets, else qwen3
+    )
+    block_size: int = 7  # slots of a block (dspark, dflash), drafts a block (eagle3, mtp)
     depth: int = 5
-    markov_rank: int = 256
-    markov_head: str = "vanilla"  # vanilla (gated and rnn come with the next drafters)
+    num_taps: int | None = None  # taps of the cache that are read, spread evenly; None: all
+    sliding_window: int | None = None  # positions of the context that the draft's layers see; None: all
+    vocab_size: int | None = (
+        None  # the draft proposes only so many tokens, the cache's most frequent; None: all
+    )
+    sample_from_anchor: bool = True  # false: 1+N fill-in, slot k drafts the token at its own position
+    markov_rank: int = 256  # 0: no sequential head
+    markov_head: str = "vanilla"  # vanilla | gated | rnn
+    learned_start: bool = False  # rnn: the state before the first draft is learned
     confidence_head: bool = True
+    confidence_label: str = "soft"  # soft: 1 - TV(draft, target); sampled: an accept/reject drawn from it
+    train_steps: int | None = (
+        None  # drafts of a block that have a loss (eagle3: training-time test); None: all
+    )
     loss: LossConfig = field(default_factory=LossConfig)
     init: InitConfig = field(default_factory=InitConfig)
 
@@ -217,6 +235,29 @@ class EvaluateConfig:
 
 
 @dataclass
+class FigureConfig:
+    """Accepted length against one key of the config, a line a drafter."""
+
+    title: str = MISSING
+    key: str = MISSING  # what is varied, for example drafter.depth
+    values: list[int] = field(default_factory=list)
+    drafters: list[str] = field(default_factory=list)  # some of compare.drafters
+    latency: bool = False  # also measure what share of a draft step its left-to-right part takes
+
+
+@dataclass
+class CompareConfig:
+    """Drafters trained on one cache with equal data and steps (stage=compare)."""
+
+    name: str = "drafters"  # with the target's name that of the artifact
+    # name -> the overrides that make it, for example [drafter=dflash, drafter.depth=2]
+    drafters: dict[str, list[str]] = field(default_factory=dict)
+    table: list[str] = field(default_factory=list)  # drafters of the main table; ratios are to the first
+    table_overrides: list[str] = field(default_factory=list)  # of these only: more prompts, plain decoding
+    figures: dict[str, FigureConfig] = field(default_factory=dict)
+
+
+@dataclass
 class TrackingConfig:
     """Weights & Biases; the JSON lines of the run are the record whatever the mode."""
 
@@ -238,6 +279,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     artifacts: str = "artifacts"  # root folder of all artifacts
     cache: str | None = None  # artifact references: name, name:latest, name:v3 or a folder
@@ -275,8 +317,10 @@ CHOICES = {
     "answers.engine": ("hf", "openai", "given"),
     "capture.codec": ("none", "zstd", "blosc"),
     "capture.logits": ("none", "topk", "full"),
-    "drafter.algorithm": ("dspark",),
-    "drafter.markov_head": ("vanilla",),
+    "drafter.algorithm": tuple(ALGORITHMS),
+    "drafter.family": (None, "qwen3", "gemma4", "llama"),
+    "drafter.markov_head": ("vanilla", "gated", "rnn"),
+    "drafter.confidence_label": ("soft", "sampled"),
     "train.dtype": ("bf16", "fp32"),
     "train.attention": ("auto", "dense", "grouped", "flex"),
     "train.verify": ("full", "size"),
@@ -287,12 +331,15 @@ AT_LEAST = {
     "answers.max_new_tokens": 1, "answers.batch_size": 1, "answers.chunk_prompts": 1, "answers.openai.concurrency": 1,
     "answers.openai.retries": 0, "capture.max_length": 2, "capture.batch_tokens": 1, "capture.segment_tokens": 1,
     "capture.chunk_tokens": 1, "capture.top_k": 1, "drafter.block_size": 1, "drafter.depth": 1,
-    "drafter.markov_rank": 0, "drafter.loss.chunk_slots": 1, "train.global_batch": 1, "train.micro_batch": 1,
+    "drafter.markov_rank": 0, "drafter.num_taps": 0, "drafter.vocab_size": 2, "drafter.train_steps": 1,
+    "drafter.loss.chunk_slots": 1, "train.global_batch": 1, "train.micro_batch": 1,
     "train.anchors": 1, "train.checkpoint_every": 1, "train.evaluate_every": 1, "train.keep_checkpoints": 1,
     "train.workers": 0, "train.heldout_samples": 0, "evaluate.max_new_tokens": 1,
     "evaluate.temperature": 0, "evaluate.bootstrap": 1,
     "evaluate.chunk_prompts": 1,
 }  # fmt: skip
+# Keys of ``drafter`` in which an algorithm leaves no choice.
+FIXED: dict[str, dict[str, Any]] = {name: algorithm.fixed for name, algorithm in ALGORITHMS.items()}
 SHARES = (
     "data.heldout", "data.benchmark", "answers.top_p", "answers.min_p", "train.warmup", "train.min_lr",
     "evaluate.top_p", "evaluate.threshold",
@@ -351,8 +398,40 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
             "target.package and target.gguf: expected both or neither",
         ),
         (config.ranks is not None and config.ranks < 1, f"ranks: expected at least 1, got {config.ranks}"),
+        *_contradictions_in_drafter(drafter),
         *_contradictions_in_training(config),
         *_contradictions_in_evaluation(config.evaluate),
+        *(_contradictions_in_comparison(config.compare) if "compare" in config.stage.steps else []),
+    ]
+
+
+def _contradictions_in_drafter(drafter: DrafterConfig) -> list[tuple[bool, str]]:
+    window, size = drafter.sliding_window, drafter.block_size
+    fixed = [
+        (
+            getattr(drafter, key) != value,
+            f"drafter.{key}={getattr(drafter, key)}: drafter.algorithm={drafter.algorithm} has {value}",
+        )
+        for key, value in FIXED.get(drafter.algorithm, {}).items()
+    ]
+    return [
+        *fixed,
+        (
+            window is not None and window < size,
+            f"drafter.sliding_window={window}: expected at least drafter.block_size={size}",
+        ),
+        (
+            not drafter.sample_from_anchor and size < 2,
+            "drafter.block_size: expected at least 2 with drafter.sample_from_anchor=false (slot 0 drafts nothing)",
+        ),
+        (
+            drafter.learned_start and drafter.markov_head != "rnn",
+            f"drafter.learned_start: only drafter.markov_head=rnn has a state, got {drafter.markov_head}",
+        ),
+        (
+            drafter.confidence_label != "soft" and not drafter.confidence_head,
+            f"drafter.confidence_label={drafter.confidence_label}: drafter.confidence_head is false",
+        ),
     ]
 
 
@@ -392,6 +471,23 @@ def _contradictions_in_evaluation(evaluate: EvaluateConfig) -> list[tuple[bool, 
         ),
         (evaluate.top_p == 0, "evaluate.top_p: expected a share above 0, got 0"),
     ]
+
+
+def _contradictions_in_comparison(compare: CompareConfig) -> list[tuple[bool, str]]:
+    known = list(compare.drafters)
+    figures = {f"compare.figures.{name}": figure for name, figure in compare.figures.items()}
+    names = {"compare.table": compare.table} | {f"{key}.drafters": f.drafters for key, f in figures.items()}
+    lists: dict[str, list[Any]] = {**names, **{f"{key}.values": f.values for key, f in figures.items()}}
+    found: list[tuple[bool, str]] = []
+    for key, values in lists.items():
+        found.append(
+            (not values, f"{key}: expected at least one (see experiment=compare_drafters), got none")
+        )
+        found.append((len(set(values)) < len(values), f"{key}: expected each one once, got {values}"))
+    for key, drafters in names.items():
+        message = f"{key}: expected some of compare.drafters={known}, got"
+        found += [(name not in known, f"{message} {name}") for name in drafters]
+    return found
 
 
 def _get(config: Any, key: str) -> Any:

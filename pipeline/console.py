@@ -68,13 +68,33 @@ def progress(title: str, total: float, enabled: bool = True) -> Iterator[Bar]:
         yield Bar(title, total, shown)
 
 
+@contextmanager
+def brief() -> Iterator[None]:
+    """Within it no tables, panels and indented lines are printed: of one of many runs, whose sums come later.
+
+    What a run says by the line, and its progress, is still shown.
+    """
+    global _brief
+    before, _brief = _brief, True
+    try:
+        yield
+    finally:
+        _brief = before
+
+
+_brief = False
+
+
 def say(text: str) -> None:
-    """Print one line (rich markup is allowed)."""
-    console.print(text)
+    """Print one line (rich markup is allowed). One that is indented belongs to the table above it."""
+    if not (_brief and text.startswith(" ")):
+        console.print(text)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; numbers are to be formatted by the caller."""
+    if _brief:
+        return
     shown = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         shown.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
@@ -85,6 +105,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
 
 def panel(title: str, lines: Sequence[str]) -> None:
     """Print a framed block of lines: what was made, and the next command to type."""
+    if _brief:
+        return
     # Fold what is too long for the screen instead of cutting it: a path is shown whole.
     console.print(
         Panel("\n".join(lines), title=title, title_align="left", expand=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -58,24 +59,55 @@ def save_target(folder: Path, seed: int = 0, scale: float = 6.0, **changes: obje
     return folder
 
 
-def draft(seed: int = 0, **changes: object):
-    """An untrained DSpark draft for the tiny target (fp32, depth 2, block of 7, rank 8)."""
-    from pipeline.drafts.registry import ARCHITECTURES
+def drafter(algorithm: str = "dspark", **changes: object):
+    """Its config: block of 7; dspark and dflash have depth 2, dspark rank 8. ``changes``: fields of DrafterConfig."""
+    from pipeline.config import FIXED, DrafterConfig
+
+    values: dict[str, object] = {"depth": 2, "markov_rank": 8} | FIXED.get(algorithm, {}) | changes
+    return DrafterConfig(name=algorithm, algorithm=algorithm, **values)  # type: ignore[arg-type]
+
+
+def target_tensors(rows: int = VOCABULARY, config: object = None) -> SimpleNamespace:
+    """Random TargetTensors in bf16, the final norm 1.5; ``config``: another target's."""
+    g = torch.Generator().manual_seed(3)
+    return SimpleNamespace(
+        embedding=torch.randn(rows, HIDDEN, generator=g).bfloat16(),
+        head=torch.randn(rows, HIDDEN, generator=g).bfloat16(),
+        final_norm=torch.full((HIDDEN,), 1.5),
+        config=config or target_config(),
+    )
+
+
+def draft(
+    algorithm: str = "dspark",
+    seed: int = 0,
+    target: object = None,
+    ids: torch.Tensor | None = None,
+    **changes,
+):
+    """An untrained draft for the tiny target in fp32, of ``drafter(algorithm, **changes)``.
+
+    ``ids``: a reduced draft vocabulary. Mask token 260, taps [0, 2].
+    """
+    from pipeline.drafts import registry
 
     torch.manual_seed(seed)
-    values: dict[str, object] = {
-        "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "block_size": 7, "markov_rank": 8,
-        "markov_head_type": "vanilla", "enable_confidence_head": True, "confidence_head_with_markov": True,
-        "mask_token_id": 260, "target_layer_ids": [0, 2], "num_target_layers": LAYERS,
-        "architectures": ["Qwen3DSparkModel"],
-    }  # fmt: skip
-    made = ARCHITECTURES["Qwen3DSparkModel"](target_config(**(values | changes)))
+    how, config = drafter(algorithm, **changes), target or target_config()
+    reduced = None if ids is None else len(ids)
+    taps = [[0, 2][i] for i in registry.chosen_taps(how, [0, 2])]
+    made = registry.ALGORITHMS[algorithm](
+        registry.draft_config(how, config, VOCABULARY, taps, 260, reduced),
+        registry.FAMILIES[registry.family_of(how, config)],
+    )
     with torch.no_grad():
         for name, weight in made.named_parameters():
             if weight.dim() > 1:
                 weight.normal_(std=0.3)
             elif "norm" not in name:
                 weight.normal_(std=0.1)
+    if ids is not None:
+        head = torch.randn(VOCABULARY, HIDDEN)
+        made.load_state_dict(registry.head_tensors(made, head, ids), strict=False)
     return made
 
 

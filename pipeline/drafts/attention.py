@@ -1,7 +1,9 @@
 """Attention of blocks over the target's context: three backends with equal results.
 
-A slot of a block at anchor a sees context positions < a of its own sequence and every slot of its own block,
-nothing else (design.md, "Block"). Blocks are kept flat: N blocks of G slots, ordered by sequence, then anchor.
+A slot of a block at anchor a sees context positions < a of its own sequence and every key of its own block,
+nothing else (design.md, "Block"); with a sliding window only the last positions before itself. Blocks are kept flat:
+N blocks, ordered by sequence, then anchor. A block has Q queries and K keys of its own: Q = K = G for drafters that
+draft a block in one pass, Q = 1 and K = k for the k-th token of those that draft one after another.
 
 ``dense``    one SDPA call with a full mask; the plain statement of the rule.
 ``grouped``  one SDPA call a group of neighbouring anchors, the context cut at the group's last anchor: several
@@ -24,7 +26,7 @@ BACKENDS = ("dense", "grouped", "flex")
 
 @dataclass(frozen=True)
 class Group:
-    """Blocks first .. last-1 of one sequence, the context length they need, and their mask [n*G, context + n*G]."""
+    """Blocks first .. last-1 of one sequence, the context length they need, and their mask [n*Q, context + n*K]."""
 
     row: int
     first: int
@@ -34,15 +36,37 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """What a block asks: ``queries`` Q at positions anchor + first + (0 .. Q-1), and ``keys`` K of its own.
+
+    ``window``: a query sees positions less than ``window`` before its own; None: all.
+    """
+
+    queries: int
+    keys: int
+    first: int = 0
+    window: int | None = None
+
+    def seen(self, anchors: Tensor, context: int) -> Tensor:
+        """bool [.., Q, context]: what the queries of blocks at ``anchors`` [..] see of the context."""
+        columns = torch.arange(context, device=anchors.device)
+        seen = (columns < anchors[..., None, None]).expand(*anchors.shape, self.queries, context)
+        if self.window is None:
+            return seen
+        own = anchors[..., None] + self.first + torch.arange(self.queries, device=anchors.device)
+        return seen & (columns > own[..., None] - self.window)
+
+
+@dataclass(frozen=True)
 class AttentionPlan:
     """Everything about a batch's attention that does not depend on the layer."""
 
     backend: str
-    block_size: int
+    shape: Shape
     groups: tuple[Group, ...] = ()
     grid: Tensor | None = None  # int64 [B, A]: flat index of each block, 0 at padding (dense, flex)
     filled: Tensor | None = None  # bool [B, A]: False at padding
-    mask: Any = None  # bool [B, 1, A*G, S + A*G] (dense) or a BlockMask (flex)
+    mask: Any = None  # bool [B, 1, A*Q, S + A*K] (dense) or a BlockMask (flex)
 
 
 def default_backend(device: torch.device) -> str:
@@ -51,25 +75,25 @@ def default_backend(device: torch.device) -> str:
 
 
 def plan_attention(
-    rows: Tensor, anchors: Tensor, context_length: int, block_size: int, backend: str
+    rows: Tensor, anchors: Tensor, context_length: int, shape: Shape, backend: str
 ) -> AttentionPlan:
     """Plan for N blocks: ``rows`` [N] ascending (sequence of each), ``anchors`` [N] ascending in each row."""
     if backend not in BACKENDS:
         raise ValueError(f"attention: expected one of {BACKENDS}, got {backend!r}")
     if backend == "grouped":
-        return AttentionPlan(backend, block_size, _groups(rows, anchors, block_size))
+        return AttentionPlan(backend, shape, _groups(rows, anchors, shape))
     grid, filled = _grid(rows)
     padded = torch.where(filled, anchors[grid], 0)  # [B, A]
-    mask = (_flex_mask if backend == "flex" else _dense_mask)(padded, filled, context_length, block_size)
-    return AttentionPlan(backend, block_size, (), grid, filled, mask)
+    mask = (_flex_mask if backend == "flex" else _dense_mask)(padded, filled, context_length, shape)
+    return AttentionPlan(backend, shape, (), grid, filled, mask)
 
 
 def attend(
     plan: AttentionPlan, q: Tensor, k_ctx: Tensor, v_ctx: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> Tensor:
-    """Attention output [N, G, heads, d].
+    """Attention output [N, Q, heads, d].
 
-    q [N, G, heads, d]; k, v [N, G, kv, d] of the blocks; k_ctx, v_ctx [B, S, kv, d] of the context.
+    q [N, Q, heads, d]; k, v [N, K, kv, d] of the blocks; k_ctx, v_ctx [B, S, kv, d] of the context.
     """
     if plan.backend == "grouped":
         return _attend_grouped(plan, q, k_ctx, v_ctx, k, v, scale)
@@ -85,7 +109,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
-def _groups(rows: Tensor, anchors: Tensor, block_size: int) -> tuple[Group, ...]:
+def _groups(rows: Tensor, anchors: Tensor, shape: Shape) -> tuple[Group, ...]:
     rows_list, anchors_list = rows.tolist(), anchors.tolist()
     groups, first = [], 0
     while first < len(rows_list):
@@ -93,18 +117,17 @@ def _groups(rows: Tensor, anchors: Tensor, block_size: int) -> tuple[Group, ...]
         while last < len(rows_list) and rows_list[last] == rows_list[first] and last - first < GROUP_BLOCKS:
             last += 1
         context = anchors_list[last - 1]
-        mask = _group_mask(anchors[first:last], context, block_size)
+        mask = _group_mask(anchors[first:last], context, shape)
         groups.append(Group(rows_list[first], first, last, context, mask))
         first = last
     return tuple(groups)
 
 
-def _group_mask(anchors: Tensor, context: int, block_size: int) -> Tensor:
-    """bool [n*G, context + n*G]: context before the own anchor, then the own block."""
-    seen = torch.arange(context, device=anchors.device) < anchors[:, None]  # [n, context]
+def _group_mask(anchors: Tensor, context: int, shape: Shape) -> Tensor:
+    """bool [n*Q, context + n*K]: context before the own anchor, then the own block."""
     own = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)  # [n, n]
-    mask = torch.cat([seen, own.repeat_interleave(block_size, 1)], dim=1)
-    return mask.repeat_interleave(block_size, 0)
+    own = own.repeat_interleave(shape.queries, 0).repeat_interleave(shape.keys, 1)
+    return torch.cat([shape.seen(anchors, context).flatten(0, 1), own], dim=1)
 
 
 def _attend_grouped(
@@ -116,7 +139,7 @@ def _attend_grouped(
         keys = torch.cat([k_ctx[group.row, : group.context], k[part].flatten(0, 1)])
         values = torch.cat([v_ctx[group.row, : group.context], v[part].flatten(0, 1)])
         out = sdpa(q[part].flatten(0, 1)[None], keys[None], values[None], group.mask, scale)
-        outputs.append(out[0].unflatten(0, (-1, plan.block_size)))
+        outputs.append(out[0].unflatten(0, (-1, plan.shape.queries)))
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 
@@ -129,27 +152,29 @@ def _grid(rows: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(filled, offset[:, None] + column, 0), filled
 
 
-def _dense_mask(anchors: Tensor, filled: Tensor, context_length: int, block_size: int) -> Tensor:
-    """bool [B, 1, A*G, S + A*G]. Padding blocks see themselves, so that no row is fully masked (no NaN)."""
-    seen = (torch.arange(context_length, device=anchors.device) < anchors[..., None]) & filled[..., None]
-    own = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device).expand(len(anchors), -1, -1)
-    mask = torch.cat([seen, own.repeat_interleave(block_size, 2)], dim=2)
-    return mask.repeat_interleave(block_size, 1)[:, None]
+def _dense_mask(anchors: Tensor, filled: Tensor, context_length: int, shape: Shape) -> Tensor:
+    """bool [B, 1, A*Q, S + A*K]. Padding blocks see themselves, so that no row is fully masked (no NaN)."""
+    seen = shape.seen(anchors, context_length) & filled[..., None, None]  # [B, A, Q, S]
+    own = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device)
+    own = own.repeat_interleave(shape.queries, 0).repeat_interleave(shape.keys, 1)
+    return torch.cat([seen.flatten(1, 2), own.expand(len(anchors), -1, -1)], dim=2)[:, None]
 
 
-def _flex_mask(anchors: Tensor, filled: Tensor, context_length: int, block_size: int) -> Any:
+def _flex_mask(anchors: Tensor, filled: Tensor, context_length: int, shape: Shape) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
+    window = context_length + shape.queries + shape.first + 1 if shape.window is None else shape.window
+
     def rule(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        block = query // block_size
-        seen = (key < anchors[row, block]) & filled[row, block] & (key < context_length)
-        own = (key >= context_length) & ((key - context_length) // block_size == block)
+        block = query // shape.queries
+        anchor = anchors[row, block]
+        near = key > anchor + shape.first + query % shape.queries - window
+        seen = (key < anchor) & near & filled[row, block] & (key < context_length)
+        own = (key >= context_length) & ((key - context_length) // shape.keys == block)
         return seen | own
 
-    slots = anchors.shape[1] * block_size
-    return create_block_mask(
-        rule, len(anchors), None, slots, context_length + slots, device=str(anchors.device)
-    )
+    queries, keys = anchors.shape[1] * shape.queries, context_length + anchors.shape[1] * shape.keys
+    return create_block_mask(rule, len(anchors), None, queries, keys, device=str(anchors.device))
 
 
 def _attend_padded(
@@ -157,13 +182,13 @@ def _attend_padded(
 ) -> Tensor:
     assert plan.grid is not None and plan.filled is not None
     batch = len(plan.grid)
-    queries, keys, values = (x[plan.grid].flatten(1, 2) for x in (q, k, v))  # [B, A*G, heads, d]
+    queries, keys, values = (x[plan.grid].flatten(1, 2) for x in (q, k, v))  # [B, A*Q or A*K, heads, d]
     keys, values = torch.cat([k_ctx[:batch], keys], 1), torch.cat([v_ctx[:batch], values], 1)
     if plan.backend == "dense":
         out = sdpa(queries, keys, values, plan.mask, scale)
     else:
         out = _flex(queries, keys, values, plan.mask, scale)
-    return out.unflatten(1, (-1, plan.block_size))[plan.filled]
+    return out.unflatten(1, (-1, plan.shape.queries))[plan.filled]
 
 
 _compiled_flex: Any = None

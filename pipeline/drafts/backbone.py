@@ -1,19 +1,24 @@
 """The parallel backbone of block drafters (DFlash, DSpark): one pass gives the states of all slots of a block.
 
-Shapes: B sequences of S tokens, N blocks of G slots, H hidden size, m taps.
+A block of ``block_size`` slots sits at positions a, a+1, ...: the anchor's token, then mask tokens. Anchor-first
+(``sample_from_anchor: true``): slot k drafts token a+1+k. 1+N fill-in (``false``, z-lab's DFlash): slot k drafts the
+token at its own position a+k, so that slot 0 drafts nothing and a block has one draft less.
+
+Shapes: B sequences of S tokens, N blocks of T slots, G drafts a block, H hidden size, m taps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen3Config
 
-from pipeline.drafts.attention import AttentionPlan, attend, sdpa
-from pipeline.drafts.base import Draft
-from pipeline.drafts.families import qwen3
+from pipeline.drafts.attention import Shape, attend, sdpa
+from pipeline.drafts.base import Batch, Blocks
+from pipeline.drafts.model import Model, append
 
 
 @dataclass
@@ -24,54 +29,63 @@ class ContextState:
     length: int = 0
 
 
-class Backbone(Draft):
-    """Context injection and draft layers; the embedding is the target's, frozen."""
+class Backbone(Model):
+    """Context injection: taps of the target join the keys and values of every draft layer."""
 
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__()
-        self.config = config
-        hidden = config.hidden_size
-        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
-        self.fc = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
-        self.hidden_norm = qwen3.RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleList(qwen3.DecoderLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = qwen3.RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.rotary = qwen3.Rotary(config)
+    def __init__(self, config: Any, family: ModuleType) -> None:
+        super().__init__(config, family)
+        self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = self.make_norm()
 
-    def decoder_layers(self) -> list[qwen3.DecoderLayer]:
-        """The draft's layers, by their type."""
-        return [layer for layer in self.layers if isinstance(layer, qwen3.DecoderLayer)]
+    @property
+    def first(self) -> int:
+        """The first slot that drafts."""
+        return 0 if self.config.sample_from_anchor else 1
+
+    @property
+    def max_drafts(self) -> int:
+        """See Draft.max_drafts."""
+        return self.config.block_size - self.first
 
     def inputs(self, anchors: Tensor) -> Tensor:
-        """Embeddings [N, G, H] of blocks whose anchors are the tokens [N]: the anchor, then mask tokens."""
+        """Embeddings [N, T, H] of blocks whose anchors are the tokens [N]: the anchor, then mask tokens."""
         ids = anchors.new_full((len(anchors), self.config.block_size), self.config.mask_token_id)
         ids[:, 0] = anchors
-        return self.embed_tokens(ids)
+        return self.embed(ids)
 
     def context(self, hidden: Tensor) -> Tensor:
         """H_ctx = RMSNorm(fc [H^(l1); ...; H^(lm)]): [.., m*H] -> [.., H]."""
         return self.hidden_norm(self.fc(hidden.to(self.fc.weight.dtype)))
 
-    def forward(
-        self, hidden: Tensor, anchor_tokens: Tensor, rows: Tensor, anchors: Tensor, plan: AttentionPlan
-    ) -> Tensor:
-        """Final states [N, G, H] of the blocks.
+    def forward(self, hidden: Tensor, anchor_tokens: Tensor, rows: Tensor, anchors: Tensor) -> Tensor:
+        """Final states [N, T, H] of the blocks.
 
         ``hidden`` [B, S, m*H]; ``anchor_tokens``, ``rows``, ``anchors`` int64 [N]: token, sequence and position.
         """
         context = self.context(hidden)
         x = self.inputs(anchor_tokens)
+        plans = self.plans(rows, anchors, hidden.shape[1], x.shape[1], x.shape[1])
         slots = anchors[:, None] + torch.arange(x.shape[1], device=x.device)
-        context_tables = self.rotary(context, torch.arange(context.shape[1], device=x.device))
-        tables = self.rotary(x, slots)
-        for layer in self.decoder_layers():
-            k_ctx, v_ctx = layer.self_attn.keys_values(context, context_tables)
-            x = layer(
-                x,
-                tables,
-                lambda q, k, v, scale, k_ctx=k_ctx, v_ctx=v_ctx: attend(plan, q, k_ctx, v_ctx, k, v, scale),
-            )
+        every = torch.arange(context.shape[1], device=x.device)
+        for layer in self.decoder_layers:
+            kind = layer.kind
+            k_ctx, v_ctx = layer.self_attn.keys_values(context, self.rotary(context, every, kind))
+
+            def attend_context(
+                q: Tensor, k: Tensor, v: Tensor, scale: float, plan=plans[kind], k_ctx=k_ctx, v_ctx=v_ctx
+            ) -> Tensor:
+                return attend(plan, q, k_ctx, v_ctx, k, v, scale)
+
+            x = layer(x, self.rotary(x, slots, kind), attend_context)
         return self.norm(x)
+
+    def block_states(self, batch: Batch, blocks: Blocks, drafts: int | None = None) -> Tensor:
+        """See Model.block_states; a block is always computed whole."""
+        rows, columns = blocks.keep.nonzero(as_tuple=True)
+        anchors = blocks.anchors[rows, columns]
+        states = self(batch.hidden, batch.input_ids[rows, anchors], rows, anchors)[:, self.first :]
+        out = states.new_zeros(*blocks.keep.shape, *states.shape[1:])
+        return out.index_put((rows, columns), states)
 
     def start(self) -> ContextState:
         """An empty context."""
@@ -81,35 +95,33 @@ class Backbone(Draft):
         """Append n positions, taps ``hidden`` [n, m*H], to the context's keys and values."""
         context = self.context(hidden)
         positions = torch.arange(state.length, state.length + len(hidden), device=hidden.device)
-        tables = self.rotary(context, positions)
-        new = [torch.stack(layer.self_attn.keys_values(context, tables)) for layer in self.decoder_layers()]
-        if not state.layers:
-            state.layers = [torch.empty_like(x[:, :0]) for x in new]
-        state.layers = [_append(old, x, state.length) for old, x in zip(state.layers, new, strict=True)]
+        state.layers = state.layers or [None] * len(self.layers)  # type: ignore[list-item]
+        for i, layer in enumerate(self.decoder_layers):
+            new = layer.self_attn.keys_values(context, self.rotary(context, positions, layer.kind))
+            state.layers[i] = append(state.layers[i], torch.stack(new), state.length)
         state.length += len(hidden)
 
     def draft(self, state: ContextState, anchor: Tensor) -> Tensor:
         """States [G, H] of the block after the observed context, whose anchor is the token ``anchor`` [1]."""
         x = self.inputs(anchor)
-        tables = self.rotary(x, state.length + torch.arange(x.shape[1], device=x.device)[None])
-        for layer, cached in zip(self.decoder_layers(), state.layers, strict=True):
+        slots = state.length + torch.arange(x.shape[1], device=x.device)[None]
+        for layer, cached in zip(self.decoder_layers, state.layers, strict=True):
             keys, values = cached[:, None, : state.length]  # [1, length, kv, d]
+            mask = self._window_mask(layer.kind, state.length, x)
 
             def attend_cached(
-                q: Tensor, k: Tensor, v: Tensor, scale: float, keys=keys, values=values
+                q: Tensor, k: Tensor, v: Tensor, scale: float, keys=keys, values=values, mask=mask
             ) -> Tensor:
-                return sdpa(q, torch.cat([keys, k], 1), torch.cat([values, v], 1), None, scale)
+                return sdpa(q, torch.cat([keys, k], 1), torch.cat([values, v], 1), mask, scale)
 
-            x = layer(x, tables, attend_cached)
-        return self.norm(x)[0]
+            x = layer(x, self.rotary(x, slots, layer.kind), attend_cached)
+        return self.norm(x)[0, self.first :]
 
-
-def _append(buffer: Tensor, new: Tensor, length: int) -> Tensor:
-    """``buffer`` [2, capacity, ..] with ``new`` [2, n, ..] written behind ``length``; capacity doubles when full."""
-    needed = length + new.shape[1]
-    if needed > buffer.shape[1]:
-        grown = buffer.new_empty(2, max(2 * buffer.shape[1], needed, 256), *buffer.shape[2:])
-        grown[:, :length] = buffer[:, :length]
-        buffer = grown
-    buffer[:, length:needed] = new
-    return buffer
+    def _window_mask(self, kind: str, length: int, x: Tensor) -> Tensor | None:
+        """bool [T, length + T]: what the slots of the next block see; None where that is everything."""
+        window, slots = self.window(kind), x.shape[1]
+        if window is None or length + slots <= window:
+            return None
+        anchor = torch.tensor(length, device=x.device)
+        seen = Shape(slots, slots, window=window).seen(anchor, length)
+        return torch.cat([seen, seen.new_ones(slots, slots)], 1)

@@ -1,7 +1,7 @@
 """The one interface that stages train and evaluate know: ``loss``, ``observe``, ``propose``.
 
-Index notation: B sequences, S tokens, A anchors a sequence, G = block size, V vocabulary, H hidden size,
-m taps. A block at anchor a has slots k = 0 .. G-1; slot k predicts token a+1+k (anchor-first).
+Index notation: B sequences, S tokens, A anchors a sequence, G drafts a block, V vocabulary, D draft vocabulary
+(D = V unless reduced), H hidden size, m taps. Draft k = 0 .. G-1 of a block at anchor a predicts token a+1+k.
 """
 
 from __future__ import annotations
@@ -43,23 +43,32 @@ class Blocks:
     anchors: Tensor
     keep: Tensor
 
+    def where(self, wanted: Tensor) -> Blocks:
+        """The same anchors, of which those are kept where ``wanted`` bool [B, A] holds too."""
+        return Blocks(self.anchors, self.keep & wanted)
+
 
 @dataclass(frozen=True)
 class Supervision:
-    """Labels of every slot: ids int64 [B, A, G], mask bool [B, A, G], weights fp32 [B, A, G] (0 off the mask)."""
+    """Labels of every draft: ids int64 [B, A, G], mask bool [B, A, G], weights fp32 [B, A, G] (0 off the mask).
+
+    ``coins`` fp32 [B, A, G] in [0, 1) decide the labels of a confidence head that learns sampled ones, else None.
+    """
 
     labels: Tensor
     mask: Tensor
     weights: Tensor
+    coins: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class LossWeights:
-    """Weights of the three terms at one step."""
+    """Weights of the terms at one step: cross-entropy, L1, confidence, soft cross-entropy against the target."""
 
     ce: float
     l1: float
     confidence: float
+    soft: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class LossTerms:
     ``total`` is the differentiable sum with the weights of the terms applied; the others are detached.
     ``acceptance`` [B, A, G]: 1 - TV(draft, target), the probability of accepting the slot at temperature 1;
     ``agreement`` [B, A, G]: 1 where both distributions have the same mode (acceptance at temperature 0);
-    both are 0 at slots without supervision. ``agreement`` is None in training mode (it costs two more passes),
+    both are 0 at drafts without supervision. ``agreement`` is None in training mode (it costs two more passes),
     ``acceptance`` where nothing asked to compare the distributions (weights of L1 and confidence are 0).
     """
 
@@ -83,7 +92,7 @@ class LossTerms:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A drafted chain of n tokens (n <= block size).
+    """A drafted chain of n tokens (n <= G).
 
     ``probabilities`` fp32 [n, V] are those the tokens were drawn from, or None at temperature 0;
     ``confidences`` fp32 [n], or None without a confidence head.
@@ -95,15 +104,20 @@ class Proposal:
 
 
 class Draft(nn.Module):
-    """A draft model. A new algorithm subclasses this and is named in registry.py."""
+    """A draft model. A new algorithm subclasses model.py's ``Model`` and is named in algorithms.py."""
 
     config: Any  # transformers config: what config.json of the artifact says
     attention: str | None = None  # backend of pipeline/drafts/attention.py; None: the device's default
 
     @property
-    def block_size(self) -> int:
-        """Drafts a block (G)."""
+    def max_drafts(self) -> int:
+        """Drafts a block at most (G)."""
         return self.config.block_size
+
+    @property
+    def trained_drafts(self) -> int:
+        """Drafts of a block that training has a loss for: the first ones."""
+        return getattr(self.config, "ttt_length", None) or self.max_drafts
 
     def freeze(self) -> None:
         """Fix what belongs to the target: the embedding and the head."""
@@ -150,20 +164,22 @@ class Draft(nn.Module):
         """
 
 
-def supervise(batch: Batch, blocks: Blocks, block_size: int, decay: float) -> Supervision:
-    """Labels and weights w_k = exp(-(k-1)/decay) of every slot (design: position-weighted losses).
+def supervise(
+    batch: Batch, blocks: Blocks, drafts: int, decay: float, trained: int | None = None
+) -> Supervision:
+    """Labels and weights w_k = exp(-(k-1)/decay) of every draft (design: position-weighted losses).
 
-    Slot k of a block at anchor a has the token a+1+k as label. A block's supervision stops at the first slot
-    whose label is not an answer token or lies beyond the sequence.
+    Draft k of a block at anchor a has the token a+1+k as label. A block's supervision stops at the first draft
+    whose label is not an answer token or lies beyond the sequence. Drafts from ``trained`` on weigh nothing.
     """
-    steps = torch.arange(block_size, device=blocks.anchors.device)
+    steps = torch.arange(drafts, device=blocks.anchors.device)
     positions = blocks.anchors[..., None] + 1 + steps  # [B, A, G]
     inside = positions < batch.lengths[:, None, None]
     rows = torch.arange(len(batch.lengths), device=positions.device)[:, None, None]
     safe = positions.clamp(max=batch.input_ids.shape[1] - 1)
     answer = batch.loss_mask[rows, safe].bool() & inside & blocks.keep[..., None]
     mask = answer.cumprod(-1).bool()
-    weights = torch.exp(-steps.float() / decay) * mask
+    weights = torch.exp(-steps.float() / decay) * mask * (steps < (drafts if trained is None else trained))
     return Supervision(batch.input_ids[rows, safe] * mask, mask, weights)
 
 

@@ -14,12 +14,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen3Config
 
-from data_specs.draft import CONFIG, CONVENTION, DEFAULTS, REQUIRED, WEIGHTS
+from data_specs.draft import BLOCK_FIELDS, CONFIG, CONVENTION, DEFAULTS, REQUIRED, WEIGHTS
 from data_specs.errors import UserError
+from pipeline.drafts.backbone import Backbone
 from pipeline.drafts.base import FROZEN, Draft
-from pipeline.drafts.registry import ARCHITECTURES
+from pipeline.drafts.heads import HEADS
+from pipeline.drafts.model import Model
+from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, FILL_IN, MODEL_TYPES, head_tensors
 
 if TYPE_CHECKING:
     from pipeline.target import TargetTensors
@@ -32,57 +34,90 @@ class CheckpointError(UserError):
 def save(draft: Draft, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write ``draft`` into ``folder``. Trainable tensors are cast to ``dtype``; frozen ones keep their bits."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: value.detach().cpu().contiguous().to(value.dtype if name in FROZEN else dtype or value.dtype)
-        for name, value in draft.state_dict().items()
-    }
+    tensors = {}
+    for name, value in draft.state_dict().items():
+        keep = name in FROZEN or dtype is None or not value.is_floating_point()
+        tensors[name] = value.detach().cpu().contiguous().to(value.dtype if keep else dtype)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    config = draft.config.to_dict() | CONVENTION
+    config = draft.config.to_dict()
+    config |= CONVENTION | {"sample_from_anchor": config.get("sample_from_anchor", True)}
     (folder / CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
 
 
-def read_config(folder: Path) -> Qwen3Config:
+def read_config(folder: Path) -> Any:
     """The draft's config with the defaults of the native layout; errors name the field."""
     path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{folder}: expected a draft folder with {CONFIG}, found none")
-    values: dict[str, Any] = DEFAULTS | json.loads(path.read_text())
+    given = _json(path)
+    values = DEFAULTS | (given.get("dflash_config") or {}) | given
     for name in REQUIRED:
         if values.get(name) is None:
             raise CheckpointError(f"{path}: field {name} is missing")
-    architecture = values["architectures"][0]
-    if architecture not in ARCHITECTURES:
+    name = next(iter(values["architectures"]), "nothing")
+    if name not in ARCHITECTURES:
         raise CheckpointError(
-            f"{path}: field architectures: expected one of {sorted(ARCHITECTURES)}, got {architecture}"
+            f"{path}: field architectures: expected one of {sorted(ARCHITECTURES)}, got {name}"
         )
-    if values["markov_rank"] and values["markov_head_type"] != "vanilla":
+    if values["model_type"] not in MODEL_TYPES:
         raise CheckpointError(
-            f"{path}: field markov_head_type: expected vanilla, got {values['markov_head_type']}"
+            f"{path}: field model_type: expected one of {sorted(MODEL_TYPES)}, got {values['model_type']}"
         )
-    if not values["sample_from_anchor"]:
+    if name == FILL_IN:
+        values["sample_from_anchor"] = bool(given.get("sample_from_anchor", False))
+    if issubclass(ARCHITECTURES[name], Backbone):
+        _check_block(path, values)
+    elif values.setdefault("block_size", values.get("ttt_length")) is None:
+        raise CheckpointError(f"{path}: field block_size is missing")
+    return FAMILIES[MODEL_TYPES[values["model_type"]]].make_config(values)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected a JSON object: {error}") from None
+
+
+def _check_block(path: Path, values: dict[str, Any]) -> None:
+    """Fields that a block drafter cannot do without."""
+    for name in BLOCK_FIELDS:
+        if values.get(name) is None:
+            raise CheckpointError(f"{path}: field {name} is missing")
+    if values["markov_rank"] and values["markov_head_type"] not in HEADS:
         raise CheckpointError(
-            f"{path}: field sample_from_anchor: expected true (anchor-first), got false (1+N fill-in)"
+            f"{path}: field markov_head_type: expected one of {sorted(HEADS)}, got {values['markov_head_type']}"
         )
-    if not 0 <= values["mask_token_id"] < values["vocab_size"]:
-        rows = values["vocab_size"]
+    rows = values["vocab_size"]
+    if not 0 <= values["mask_token_id"] < rows:
         raise CheckpointError(
             f"{path}: field mask_token_id: expected a row below {rows}, got {values['mask_token_id']}"
         )
-    return Qwen3Config.from_dict(values)
+    if values["block_size"] < (1 if values["sample_from_anchor"] else 2):
+        raise CheckpointError(f"{path}: field block_size: {values['block_size']} slots draft nothing")
 
 
-def load(folder: Path, tensors: TargetTensors | None = None) -> Draft:
-    """Read a draft; embedding and head come from ``tensors`` (the target's) where the folder has none."""
-    config = read_config(folder)
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a draft folder; ``CheckpointError`` where there is no whole safetensors file."""
     path = folder / WEIGHTS
     try:
-        weights = load_file(path)
+        return load_file(path)
     except (FileNotFoundError, SafetensorError) as error:
         raise CheckpointError(f"{path}: expected a safetensors file: {error}") from None
+
+
+def load(folder: Path, tensors: TargetTensors | None = None) -> Model:
+    """Read a draft; embedding and head come from ``tensors`` (the target's) where the folder has none."""
+    config = read_config(folder)
+    path, weights = folder / WEIGHTS, read_tensors(folder)
+    draft = ARCHITECTURES[config.architectures[0]](config, FAMILIES[MODEL_TYPES[config.model_type]])
     if tensors is not None:
-        weights = {"embed_tokens.weight": tensors.embedding, "lm_head.weight": tensors.head} | weights
-    assert config.architectures, "read_config refuses a folder without"
-    draft = ARCHITECTURES[config.architectures[0]](config)
+        ids = None if "d2t" not in weights else weights["d2t"] + torch.arange(len(weights["d2t"]))
+        weights = {
+            "embed_tokens.weight": tensors.embedding,
+            **head_tensors(draft, tensors.head, ids),
+            **weights,
+        }
     check(path, weights, {name: tuple(value.shape) for name, value in draft.state_dict().items()})
     draft.load_state_dict(weights, assign=True)
     draft.freeze()
@@ -100,5 +135,6 @@ def check(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int,
             raise CheckpointError(
                 f"{path}: tensor {name}: expected shape {expected[name]}, got {tuple(value.shape)}"
             )
-        if not name.endswith("bias") and not value.any():
+        # Tokens 0 .. D-1 as the draft vocabulary have offsets of 0.
+        if not name.endswith("bias") and name != "d2t" and not value.any():
             raise CheckpointError(f"{path}: tensor {name} is all zero")

@@ -1,6 +1,8 @@
-"""The sequential head and the confidence head of DSpark (design.md, "Heads", "Confidence").
+"""The sequential heads and the confidence head of DSpark (design.md, "Heads", "Confidence").
 
-A sequential head adds B_k = features_k W2 to the parallel logits of slot k; features depend on the previous token.
+A sequential head adds B_k = W2 f_k to the parallel logits of draft k; its features f_k depend on the previous token
+x_{k-1} (vanilla), also on the state h_k (gated), also on the tokens before (rnn). V vocabulary, D draft vocabulary,
+r rank, G drafts a block.
 """
 
 from __future__ import annotations
@@ -10,32 +12,102 @@ from torch import Tensor, nn
 
 
 class MarkovHead(nn.Module):
-    """First-order head: features_k = W1[x_{k-1}], bias B_k = W1[x_{k-1}] W2. V vocabulary, r rank."""
+    """First-order head: f_k = W1[x_{k-1}]. The other heads differ in ``step``."""
 
-    def __init__(self, vocab_size: int, rank: int) -> None:
+    def __init__(
+        self, vocab_size: int, rank: int, draft_vocab_size: int | None = None, hidden_size: int = 0
+    ) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
-        nn.init.normal_(self.markov_w1.weight, std=0.02)
-        nn.init.normal_(self.markov_w2.weight, std=0.02)
+        self.markov_w2 = nn.Linear(rank, draft_vocab_size or vocab_size, bias=False)
 
-    def features(self, previous: Tensor) -> Tensor:
-        """Ids of the previous tokens [..] -> features [.., r]."""
+    def embed(self, previous: Tensor) -> Tensor:
+        """W1[x]: ids of the previous tokens [..] -> [.., r]. The confidence head reads it too."""
         return self.markov_w1(previous)
 
+    def start(self, like: Tensor) -> Tensor | None:
+        """State before the first draft of blocks whose embedded tokens are ``like`` [.., r]; None without memory."""
+        return None
+
+    def step(self, embedded: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Features [.., r] of one draft and the state after it, from W1[x] [.., r], h [.., H] and the state before."""
+        return embedded, None
+
+    def features(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """Features [.., G, r] of whole blocks under teacher forcing: W1 of the tokens [.., G, r], states [.., G, H]."""
+        return self.step(embedded, hidden, None)[0]  # without memory the drafts of a block are independent
+
     def bias(self, features: Tensor) -> Tensor:
-        """Features [.., r] -> logit bias [.., V]."""
+        """Features [.., r] -> logit bias [.., D]."""
         return self.markov_w2(features)
 
 
+class GatedHead(MarkovHead):
+    """f_k = sigmoid(Wg [h_k; W1[x]]) * W1[x]: the state decides how much the previous token says."""
+
+    def __init__(self, vocab_size: int, rank: int, draft_vocab_size: int | None, hidden_size: int) -> None:
+        super().__init__(vocab_size, rank, draft_vocab_size)
+        self.gate_proj = nn.Linear(hidden_size + rank, rank)
+
+    def step(self, embedded: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """See ``MarkovHead.step``."""
+        gate = torch.sigmoid(self.gate_proj(torch.cat([hidden.to(embedded.dtype), embedded], -1)))
+        return gate * embedded, None
+
+
+class RNNHead(MarkovHead):
+    """z = [s; W1[x]; h] -> gate, candidate, output: s' = sig(g) s + (1 - sig(g)) tanh(c), f = tanh(o).
+
+    s starts at zero, or at a learned vector (``learned_start``).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        rank: int,
+        draft_vocab_size: int | None,
+        hidden_size: int,
+        learned_start: bool = False,
+    ) -> None:
+        super().__init__(vocab_size, rank, draft_vocab_size)
+        self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
+        self.initial_state = nn.Parameter(0.02 * torch.randn(rank)) if learned_start else None
+
+    def start(self, like: Tensor) -> Tensor:
+        """See ``MarkovHead.start``."""
+        if self.initial_state is None:
+            return torch.zeros_like(like)
+        return self.initial_state.to(like.dtype).expand_as(like)
+
+    def step(self, embedded: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """See ``MarkovHead.step``."""
+        before = self.start(embedded) if state is None else state
+        joint = self.joint_proj(torch.cat([before, embedded, hidden.to(embedded.dtype)], -1))
+        gate, candidate, output = joint.chunk(3, -1)
+        keep = torch.sigmoid(gate)
+        return torch.tanh(output), keep * before + (1 - keep) * torch.tanh(candidate)
+
+    def features(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """See ``MarkovHead.features``: draft after draft."""
+        state: Tensor | None = None
+        features = []
+        for k in range(embedded.shape[-2]):
+            now, state = self.step(embedded[..., k, :], hidden[..., k, :], state)
+            features.append(now)
+        return torch.stack(features, -2)
+
+
+HEADS: dict[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RNNHead}
+
+
 class ConfidenceHead(nn.Module):
-    """c_k = sigmoid(w [h_k; W1[x_{k-1}]] + b): the predicted probability that slot k is accepted."""
+    """c_k = sigmoid(w [h_k; W1[x_{k-1}]] + b): the predicted probability that draft k is accepted."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.proj = nn.Linear(width, 1)
 
-    def forward(self, hidden: Tensor, features: Tensor | None) -> Tensor:
-        """hidden [.., H] (and features [.., r]) -> confidence logits [..]."""
-        x = hidden if features is None else torch.cat([hidden, features.to(hidden.dtype)], -1)
+    def forward(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
+        """hidden [.., H] (and W1 of the previous tokens [.., r]) -> confidence logits [..]."""
+        x = hidden if embedded is None else torch.cat([hidden, embedded.to(hidden.dtype)], -1)
         return self.proj(x).squeeze(-1)

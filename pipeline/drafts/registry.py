@@ -2,54 +2,130 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, Qwen3Config
 
-from pipeline.drafts import bigram
-from pipeline.drafts.base import Draft
+from pipeline.config import ConfigError
+from pipeline.drafts import algorithms, warm_start
 from pipeline.drafts.dspark import DSpark
+from pipeline.drafts.families import gemma4, llama, qwen3
+from pipeline.drafts.model import Model
 
 if TYPE_CHECKING:
     from pipeline.config import DrafterConfig
     from pipeline.target import TargetTensors
 
-ALGORITHMS: dict[str, type[Draft]] = {"dspark": DSpark}
-ARCHITECTURES: dict[str, type[Draft]] = {"Qwen3DSparkModel": DSpark}
-OTHER_TAPS = 0.1  # scale of the random part of fc where the draft starts from the target's layers
-# Fields of the target's text config that describe the draft too.
+FAMILIES: dict[str, ModuleType] = {"qwen3": qwen3, "gemma4": gemma4, "llama": llama}
+ALGORITHMS: dict[str, type[Model]] = {
+    name: getattr(importlib.import_module(a.module), a.name) for name, a in algorithms.ALGORITHMS.items()
+}
+FILL_IN = "DFlashDraftModel"  # z-lab's name of 1+N DFlash, whatever the family of its layers
+# architectures[0] of config.json -> class; the family of the layers is that of model_type.
+ARCHITECTURES: dict[str, type[Model]] = {
+    f"{family.NAME}{kind.NAME}Model": kind for family in FAMILIES.values() for kind in ALGORITHMS.values()
+} | {FILL_IN: DSpark}
+MODEL_TYPES = {"qwen3": "qwen3", "gemma4_text": "gemma4", "llama": "llama"}
+# Fields of the target's text config that describe every draft.
 SHARED = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
-    "max_position_embeddings", "rms_norm_eps", "rope_parameters", "pad_token_id", "bos_token_id", "eos_token_id",
+    "hidden_size", "num_attention_heads", "max_position_embeddings", "rms_norm_eps", "pad_token_id", "bos_token_id",
+    "eos_token_id", "final_logit_softcapping",
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Supervised:
+    """What training needs to know of a drafter before there is a draft.
+
+    ``drafts`` a block (G), of which the first ``trained`` have a loss, weighted by exp(-(k-1)/``decay``).
+    """
+
+    drafts: int
+    trained: int
+    decay: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a new draft may take from elsewhere; used where ``drafter.init`` asks for it.
+
+    ``layers``: raw weights of the target's last layers; ``pairs``: neighbouring tokens (previous, answer) int64 [n]
+    each; ``draft``: tensors of another draft, ``ids``: the reduced draft vocabulary, int64 [D] ascending.
+    """
+
+    layers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    pairs: tuple[Tensor, Tensor] | None = None
+    draft: Mapping[str, Tensor] = field(default_factory=dict)
+    ids: Tensor | None = None
+
+
+def supervised(drafter: DrafterConfig) -> Supervised:
+    """See ``Supervised``; without a configured decay it is the algorithm's own."""
+    drafts = drafter.block_size - (0 if drafter.sample_from_anchor else 1)
+    default = ALGORITHMS[drafter.algorithm].default_decay(drafter.block_size)
+    trained = drafts if drafter.train_steps is None else min(drafts, drafter.train_steps)
+    return Supervised(drafts, trained, drafter.loss.decay if drafter.loss.decay is not None else default)
+
+
+def family_of(drafter: DrafterConfig, target: Any) -> str:
+    """The family of the draft's layers: the configured one, else gemma4 for a Gemma target and qwen3 for others."""
+    return drafter.family or ("gemma4" if str(target.model_type).startswith("gemma") else "qwen3")
+
+
+def chosen_taps(drafter: DrafterConfig, taps: list[int]) -> list[int]:
+    """Places of the taps that the drafter reads among the cache's ``taps``: all, or ``num_taps`` spread evenly."""
+    count = len(taps) if drafter.num_taps is None else drafter.num_taps
+    if count > len(taps):
+        raise ConfigError(f"drafter.num_taps={count}: the cache has the taps {taps}")
+    if count <= 1:
+        return [len(taps) // 2] * count
+    return [round(i * (len(taps) - 1) / (count - 1)) for i in range(count)]
+
+
 def draft_config(
-    drafter: DrafterConfig, target: PretrainedConfig, rows: int, taps: list[int], mask_token_id: int
-) -> Qwen3Config:
-    """The draft's config: the target's sizes (``rows``: its embedding rows) and the drafter's choices."""
-    shared = {name: getattr(target, name) for name in SHARED if getattr(target, name, None) is not None}
-    head_dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
-    own: dict[str, Any] = dict(
-        architectures=["Qwen3DSparkModel"],
-        vocab_size=rows,
-        head_dim=head_dim,
-        attention_bias=False,
-        tie_word_embeddings=False,
-        num_hidden_layers=drafter.depth,
-        num_target_layers=target.num_hidden_layers,
-        layer_types=["full_attention"] * drafter.depth,
-        target_layer_ids=list(taps),
-        block_size=drafter.block_size,
-        mask_token_id=mask_token_id,
-        markov_rank=drafter.markov_rank,
-        markov_head_type=drafter.markov_head,
-        enable_confidence_head=drafter.confidence_head,
-        confidence_head_with_markov=drafter.confidence_head and drafter.markov_rank > 0,
+    drafter: DrafterConfig,
+    target: Any,
+    rows: int,
+    taps: list[int],
+    mask_token_id: int,
+    reduced: int | None = None,
+) -> Any:
+    """The draft's config: the target's sizes (``rows``: its embedding rows) and the drafter's choices.
+
+    ``reduced``: size of the draft vocabulary where it is smaller.
+    """
+    name = family_of(drafter, target)
+    family, kind = FAMILIES[name], ALGORITHMS[drafter.algorithm]
+    shared = {key: getattr(target, key) for key in SHARED if getattr(target, key, None) is not None}
+    own: dict[str, Any] = {
+        "architectures": [f"{family.NAME}{kind.NAME}Model" if drafter.sample_from_anchor else FILL_IN],
+        "vocab_size": rows,
+        "intermediate_size": getattr(target, "intermediate_size", None) or 3 * target.hidden_size,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "num_hidden_layers": drafter.depth,
+        "num_target_layers": target.num_hidden_layers,
+        "target_layer_ids": list(taps),
+        "block_size": drafter.block_size,
+        "mask_token_id": mask_token_id,
+        "markov_rank": drafter.markov_rank,
+        "markov_head_type": drafter.markov_head,
+        "markov_learned_start": drafter.learned_start,
+        "enable_confidence_head": drafter.confidence_head,
+        "confidence_head_with_markov": drafter.confidence_head and drafter.markov_rank > 0,
+        "sample_from_anchor": drafter.sample_from_anchor,
+        "ttt_length": supervised(drafter).trained,
+    }
+    if reduced is not None and reduced < rows:
+        own["draft_vocab_size"] = reduced
+    return family.make_config(
+        shared | family.config_fields(target, drafter.depth, drafter.sliding_window) | own
     )
-    return Qwen3Config(**shared, **own)
 
 
 def build(
@@ -57,58 +133,63 @@ def build(
     tensors: TargetTensors,
     taps: list[int],
     mask_token_id: int,
-    layers: dict[int, dict[str, Tensor]] | None = None,
-    pairs: tuple[Tensor, Tensor] | None = None,
-) -> Draft:
-    """A new draft (fp32; embedding and head are the target's own tensors, frozen), seeded by torch's generator.
-
-    ``layers``: raw weights of the target's last decoder layers, by layer number, where ``drafter.init.layers`` asks
-    for them. ``pairs``: previous and following answer tokens, int64 [n] each, where ``drafter.init.bigram`` is set.
-    """
-    config = draft_config(drafter, tensors.config, len(tensors.embedding), taps, mask_token_id)
-    draft = ALGORITHMS[drafter.algorithm](config)
+    start: Start | None = None,
+) -> Model:
+    """A new draft (fp32; embedding and head are the target's own tensors, frozen), seeded by torch's generator."""
+    start, rows = start or Start(), len(tensors.embedding)
+    reduced = None if start.ids is None else len(start.ids)
+    config = draft_config(drafter, tensors.config, rows, taps, mask_token_id, reduced)
+    draft = ALGORITHMS[drafter.algorithm](config, FAMILIES[family_of(drafter, tensors.config)])
     _initialise(draft, config.initializer_range)
-    own: dict[str, Any] = {"embed_tokens.weight": tensors.embedding, "lm_head.weight": tensors.head}
-    if drafter.init.final_norm:
-        own["norm.weight"] = tensors.final_norm.float()
-    if drafter.init.layers and layers:
-        own |= _from_target_layers(draft, layers)
-    if drafter.init.bigram is not None and pairs is not None and drafter.markov_rank:
-        w1, w2 = bigram.fit(*pairs, config.vocab_size, drafter.markov_rank, drafter.init.bigram)
-        own |= {"markov_head.markov_w1.weight": w1, "markov_head.markov_w2.weight": w2}
+    own: dict[str, Tensor] = {
+        "embed_tokens.weight": tensors.embedding,
+        **head_tensors(draft, tensors.head, start.ids),
+    }
     draft.load_state_dict(own, strict=False, assign=True)
+    draft.load_state_dict(_started(draft, drafter, tensors, start), strict=False, assign=True)
     draft.freeze()
     return draft
 
 
-def _initialise(draft: Draft, std: float) -> None:
+def head_tensors(draft: Model, head: Tensor, ids: Tensor | None) -> dict[str, Tensor]:
+    """The draft's head from the target's [V, H], with the tables of a reduced vocabulary ``ids`` int64 [D].
+
+    The whole head is left with the draft for its loss.
+    """
+    if ids is None or draft.d2t is None:
+        return {"lm_head.weight": head}
+    draft.target_head = head
+    known = torch.zeros(len(head), dtype=torch.bool)
+    known[ids] = True
+    return {"lm_head.weight": head[ids].clone(), "d2t": ids - torch.arange(len(ids)), "t2d": known}
+
+
+def head_rows(draft: Model, head: Tensor) -> Tensor:
+    """Those rows of the target's head [V, H] that the draft's head holds."""
+    return head if draft.ids is None else head[draft.ids]
+
+
+def _started(draft: Model, drafter: DrafterConfig, tensors: TargetTensors, start: Start) -> dict[str, Tensor]:
+    """Tensors that ``drafter.init`` asks for; what comes later in this function wins."""
+    own: dict[str, Tensor] = {}
+    if drafter.init.final_norm:
+        own["norm.weight"] = warm_start.norm_weight(tensors.final_norm, tensors.config)
+    if drafter.init.layers and start.layers:
+        layers = {
+            number: warm_start.plain_norms(layer, tensors.config) for number, layer in start.layers.items()
+        }
+        own |= warm_start.target_layers(draft, layers)
+    if drafter.init.bigram is not None and start.pairs is not None and drafter.markov_rank:
+        own |= warm_start.markov_bigrams(draft, start.pairs, drafter.init.bigram)
+    if start.draft:
+        own |= warm_start.other_draft(draft, start.draft, str(drafter.init.draft))
+    return own
+
+
+def _initialise(draft: Model, std: float) -> None:
     """Normal weights of the target's own spread for every product, as transformers starts a model."""
     for module in draft.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             torch.nn.init.normal_(module.weight, std=std)
             if isinstance(module, torch.nn.Linear) and module.bias is not None:
                 torch.nn.init.zeros_(module.bias)
-
-
-def _from_target_layers(draft: Draft, layers: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of the target's last layers under the draft's names (what the draft has no place for is left out).
-
-    The context starts as what the first of these layers reads: fc passes the tap nearest below it (the other taps
-    start small), normed as that layer norms its input. Where that very output is tapped, keys and values of the
-    context are the target's own from the first step.
-    """
-    shapes = {name: value.shape for name, value in draft.state_dict().items()}
-    taken = {}
-    for number, source in enumerate(sorted(layers)):
-        for name, value in layers[source].items():
-            place = f"layers.{number}.{name}"
-            if shapes.get(place) == value.shape:
-                taken[place] = value.float()
-    fc = OTHER_TAPS * draft.get_parameter("fc.weight").detach()
-    width, taps = len(fc), draft.config.target_layer_ids
-    nearest = min(range(len(taps)), key=lambda i: abs(taps[i] - (min(layers) - 1)))
-    fc[:, nearest * width : (nearest + 1) * width] += torch.eye(width)
-    taken["fc.weight"] = fc
-    if "layers.0.input_layernorm.weight" in taken:
-        taken["hidden_norm.weight"] = taken["layers.0.input_layernorm.weight"].clone()
-    return taken

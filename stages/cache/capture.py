@@ -18,7 +18,7 @@ from torch import Tensor
 from data_specs.answers import read_answers
 from data_specs.manifest import fingerprint
 from data_specs.target_cache import SCHEMA_VERSION, SPLITS, CacheError, CacheSpec, segment_bytes, segment_name
-from pipeline import ranks
+from pipeline import ranks, target_group
 from pipeline import target as targets
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.cache_store import (
@@ -35,6 +35,7 @@ from pipeline.cache_store import (
 from pipeline.config import CaptureConfig, Config, ConfigError
 from pipeline.console import duration, progress, say, size, table
 from pipeline.target import States, Target
+from pipeline.target_group import Group
 from pipeline.work import WorkShare, begin_once, commit_once
 from stages.cache.forecast import expected_seconds, free_bytes, spec_of
 
@@ -80,13 +81,24 @@ class Plan:
 def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | None:
     """Make (or find, or go on making) the target cache of ``answers``; with ``plan`` print what it would be.
 
-    Raises ``ConfigError`` where config and answers contradict, ``ManifestError`` naming a damaged file of the
-    answers, ``CacheError`` naming a sample that cannot be
-    cached or a cache that does not fit the disk.
+    With ``target.tensor_parallel`` groups of ranks work as one process each. Raises ``ConfigError`` where config and
+    answers contradict, ``ManifestError`` naming a damaged file of the answers, ``CacheError`` naming a sample that
+    cannot be cached or a cache that does not fit the disk.
     """
+    if config.target.tensor_parallel == 1 or config.plan:
+        return _run(config, store, answers, None)
+    with target_group.join(config.target, targets.device_of(config.target)) as group:
+        made: Artifact | None = group.work(
+            lambda: _run(config, store, answers, group), lambda taps: Target.load(config.target, taps, group)
+        )
+        return made
+
+
+def _run(config: Config, store: Store, answers: Artifact, group: Group | None) -> Artifact | None:
     folder = targets.locate(config.target)
-    spec = spec_of(config, targets.read_config(folder, config.target))
-    settings = _settings(config, spec, folder)
+    model = targets.read_config(folder, config.target)
+    spec = spec_of(config, model)
+    settings = _settings(config, spec, folder, getattr(model, "hc_mult", 1))
     parents = {"answers": answers.manifest.fingerprint}
     key = fingerprint(SCHEMA_VERSION, settings, parents)
     found = store.find("cache", key)
@@ -103,7 +115,7 @@ def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | N
     work = begin_once(store, "cache", name, SCHEMA_VERSION, key, parents, settings)
     if isinstance(work, Artifact):
         return _already(work)
-    _capture_all(config, work, plan, spec)
+    _capture_all(config, work, plan, spec, group)
     artifact = commit_once(store, work, lambda: _finish(work, plan, spec))
     _say(f"target cache {artifact.reference}: {_summary(artifact.manifest.counts)} ({artifact.path})")
     return artifact
@@ -179,11 +191,12 @@ def _already(found: Artifact) -> Artifact:
     return found
 
 
-def _settings(config: Config, spec: CacheSpec, folder: Path) -> dict[str, Any]:
+def _settings(config: Config, spec: CacheSpec, folder: Path, streams: int) -> dict[str, Any]:
     """Everything that decides what is stored: with the parents, the cache's fingerprint (pitfall 13)."""
     stored = {name: getattr(config.capture, name) for name in STORED}
     if spec.logits == "topk":
         stored["top_k"] = spec.top_k
+    merged = {"streams": f"mean of {streams}"} if streams > 1 else {}  # what a slot of such a target is
     return {
         "target": {
             "name": config.target.name,
@@ -198,6 +211,7 @@ def _settings(config: Config, spec: CacheSpec, folder: Path) -> dict[str, Any]:
             "taps": spec.taps,
             "hidden_size": spec.hidden_size,
             "vocab_size": spec.vocab_size,
+            **merged,
         },
         "data": config.data.name,
         "capture": stored,
@@ -221,8 +235,8 @@ def _reject(split: str, mask: Tensor) -> str | None:
     return None if bool(mask[1:].any()) else "no supervised token"
 
 
-def _capture_all(config: Config, work: Work, plan: Plan, spec: CacheSpec) -> None:
-    """Capture the segments that nobody has committed, shared with the other processes."""
+def _capture_all(config: Config, work: Work, plan: Plan, spec: CacheSpec, group: Group | None) -> None:
+    """Capture the segments that nobody has committed, shared with the other processes (groups of them)."""
     numbers = {segment_name(number): number for number in range(len(plan.segments))}
     share = WorkShare(work.path, list(numbers), lambda unit: segment_is_done(work.path, numbers[unit]))
     tokens = {unit: plan.tokens(number) for unit, number in numbers.items()}
@@ -233,7 +247,7 @@ def _capture_all(config: Config, work: Work, plan: Plan, spec: CacheSpec) -> Non
         there = len(numbers) - len(left)
         _say(f"target cache: {there} of {len(numbers)} segments are there; going on with the rest")
     _check_room(spec, [tokens[unit] for unit in left], work.path)
-    target = Target.load(config.target, spec.taps)
+    target = Target.load(config.target, spec.taps, group)
     target.check_head()
     total = sum(tokens[unit] for unit in left)
     with progress("capturing states (tokens)", total, enabled=ranks.is_main()) as bar:

@@ -147,7 +147,7 @@ class _Loop:
     def _propose(self, limit: int) -> Proposal:
         if self.draft is None or limit < 1:
             return self.nothing
-        limit = min(limit, self.draft.block_size)
+        limit = min(limit, self.draft.max_drafts)
         return self.draft.propose(
             self.state, self.anchor, self.sampler, self.generator, limit, self.threshold
         )

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from data_specs.evaluation import DRAFT, read_rounds
 from data_specs.manifest import read_json, write_json
 from pipeline import console
+from pipeline.acceptance import average, by_context, figures, summary
 from pipeline.artifacts import Artifact
-from stages.evaluate.acceptance import average, by_context, figures, summary
 
 SUMMARY, MARKDOWN = "summary.json", "summary.md"
 POSITIONS_PLOT, LENGTH_PLOT = "acceptance_by_position.png", "accepted_length.png"

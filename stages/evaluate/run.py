@@ -20,8 +20,9 @@ from data_specs.manifest import file_record, fingerprint, folder_records, read_j
 from pipeline import console
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config, ConfigError, section
-from pipeline.drafts.base import Draft
 from pipeline.drafts.checkpoint import load, read_config
+from pipeline.drafts.model import Model
+from pipeline.drafts.registry import head_rows
 from pipeline.ranks import is_main
 from pipeline.sampling import Sampler
 from pipeline.target import Target, TargetTensors, identity, load_tensors, load_tokenizer, locate
@@ -100,7 +101,7 @@ def check_fit(folder: Path, tensors: TargetTensors) -> None:
                 f"draft={folder}: {field}: the target {tensors.folder} has {expected}, the draft {got}"
             )
     layers = tensors.config.num_hidden_layers
-    if max(config.target_layer_ids) >= layers:
+    if max(config.target_layer_ids, default=0) >= layers:
         taps = list(config.target_layer_ids)
         raise ConfigError(
             f"draft={folder}: target_layer_ids: {taps}, but {tensors.folder} has {layers} layers"
@@ -166,7 +167,8 @@ def _speaker(config: Config, job: Job) -> Speaker:
         )
     draft = load(job.draft, tensors)
     _compare_head(draft, tensors)
-    target = Target.load(config.target, list(draft.config.target_layer_ids))
+    # A draft without taps (MTP) reads final states only; the target's default taps do no harm.
+    target = Target.load(config.target, list(draft.config.target_layer_ids) or None)
     return Speaker(
         target=target,
         draft=draft.to(device=target.device, dtype=target.dtype),
@@ -180,10 +182,11 @@ def _speaker(config: Config, job: Job) -> Speaker:
     )
 
 
-def _compare_head(draft: Draft, tensors: TargetTensors) -> None:
+def _compare_head(draft: Model, tensors: TargetTensors) -> None:
     """Say so where the draft's embedding or head is not the target's (pitfall 25): engines use the target's."""
     own = dict(draft.named_parameters())
-    for name, theirs in (("embed_tokens.weight", tensors.embedding), ("lm_head.weight", tensors.head)):
+    head = head_rows(draft, tensors.head)
+    for name, theirs in (("embed_tokens.weight", tensors.embedding), ("lm_head.weight", head)):
         if not torch.equal(own[name].to(theirs.dtype), theirs):
             console.say(
                 f"warning: {name} of the draft is not the target's: was it trained for another target?"
@@ -200,7 +203,7 @@ def _evaluate(
     speaker = _speaker(config, job)
     _answer(config, work, speaker, prompts)
     facts = _facts(config, job, speaker, prompts)
-    positions = speaker.draft.block_size
+    positions = speaker.draft.max_drafts
 
     def finish() -> dict[str, Any]:
         for left in work.path.glob(f"{ROUNDS}/.*.tmp"):  # of killed runs

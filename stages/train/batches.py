@@ -9,9 +9,10 @@ one that has no samples left makes a filler whose slots weigh nothing (pitfall 3
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,34 @@ from pipeline.drafts.base import Batch, Blocks, Supervision, supervise
 from stages.train.anchors import HELDOUT, TRAIN, legal_anchors, sample_anchors, stack
 
 FILLER = -1  # sample number of a filler
+COINS = 2  # last part of a key: draws of confidence labels
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How blocks are made from a sample."""
+    """How blocks are made from a sample: ``anchors`` of them at most, each supervised as registry.Supervised says.
+
+    ``coins``: whether a confidence head learns labels that are drawn. ``taps``: places of the cache's taps that the
+    draft reads (None: all).
+    """
 
     seed: int
     anchors: int
-    block_size: int
+    drafts: int
     decay: float
+    trained: int | None = None
+    coins: bool = False
+    taps: tuple[int, ...] | None = None
+
+    def supervise(self, batch: Batch, blocks: Blocks) -> Supervision:
+        """See pipeline/drafts/base.py."""
+        return supervise(batch, blocks, self.drafts, self.decay, self.trained)
+
+    def columns(self, hidden: Tensor, taps: int) -> Tensor:
+        """Of tapped states [S, taps*H] the columns that the draft reads."""
+        if self.taps is None:
+            return hidden
+        return hidden.unflatten(-1, (taps, -1))[:, list(self.taps)].flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,8 @@ class Micro:
 
 
 def _map_tensors(part: Any, change: Any) -> Any:
-    return type(part)(**{field.name: change(getattr(part, field.name)) for field in fields(part)})
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    return type(part)(**{name: None if value is None else change(value) for name, value in values.items()})
 
 
 @functools.lru_cache(maxsize=2)
@@ -112,14 +132,17 @@ def deal(lengths: np.ndarray, sharing: Sharing, steps: int) -> list[list[np.ndar
     return [[row[rank :: sharing.world_size] for rank in range(sharing.world_size)] for row in rows]
 
 
-def collate(samples: Sequence[Any], numbers: Sequence[int]) -> Batch:
-    """Cached samples (``CacheReader.read``) and their numbers in the cache, padded on the right."""
+def collate(samples: Sequence[Any], numbers: Sequence[int], columns: Callable[[Tensor], Tensor]) -> Batch:
+    """Cached samples (``CacheReader.read``) and their numbers in the cache, padded on the right.
+
+    ``columns`` picks those of the tapped states [S, m*H] that the draft reads.
+    """
     pad = functools.partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
     return Batch(
         input_ids=pad([s.input_ids for s in samples]),
         loss_mask=pad([s.loss_mask for s in samples]),
         lengths=torch.tensor([len(s.input_ids) for s in samples]),
-        hidden=pad([s.hidden for s in samples]),
+        hidden=pad([columns(s.hidden) for s in samples]),
         last_hidden=pad([s.last_hidden for s in samples]),
         samples=torch.tensor(numbers, dtype=torch.int64),
     )
@@ -132,18 +155,18 @@ def filler(width: int, hidden_size: int, dtype: torch.dtype, recipe: Recipe) -> 
     ZeRO-3's gathering of parameters.
     """
     batch = Batch(
-        input_ids=torch.zeros(1, 2, dtype=torch.int64),
-        loss_mask=torch.tensor([[False, True]]),
-        lengths=torch.tensor([2]),
-        hidden=torch.zeros(1, 2, width, dtype=dtype),
-        last_hidden=torch.zeros(1, 2, hidden_size, dtype=dtype),
+        input_ids=torch.zeros(1, 3, dtype=torch.int64),
+        loss_mask=torch.tensor([[False, False, True]]),
+        lengths=torch.tensor([3]),
+        hidden=torch.zeros(1, 3, width, dtype=dtype),
+        last_hidden=torch.zeros(1, 3, hidden_size, dtype=dtype),
         samples=torch.tensor([FILLER]),
     )
-    blocks = stack([torch.tensor([0])])
-    supervision = supervise(batch, blocks, recipe.block_size, recipe.decay)
-    return Micro(
-        batch, blocks, Supervision(supervision.labels, supervision.mask, supervision.weights * 0), 0.0
-    )
+    blocks = stack([torch.tensor([1])])
+    supervision = recipe.supervise(batch, blocks)
+    nothing = torch.zeros_like(supervision.weights)
+    coins = nothing if recipe.coins else None
+    return Micro(batch, blocks, Supervision(supervision.labels, supervision.mask, nothing, coins), 0.0)
 
 
 class Samples:
@@ -169,15 +192,28 @@ class Samples:
         rows = [self._draw(sample.loss_mask, n, step) for sample, n in zip(samples, numbers, strict=True)]
         if not any(len(row) for row in rows):
             return self.filler()
-        batch, blocks = collate(samples, numbers), stack(rows)
-        supervision = supervise(batch, blocks, self.recipe.block_size, self.recipe.decay)
+        batch, blocks = collate(samples, numbers, self._columns), stack(rows)
+        supervision = self.recipe.supervise(batch, blocks)
+        if self.recipe.coins:
+            supervision = dataclasses.replace(supervision, coins=self._coins(supervision, numbers, step))
         return Micro(batch, blocks, supervision, step_weight)
+
+    def _columns(self, hidden: Tensor) -> Tensor:
+        return self.recipe.columns(hidden, len(self.reader.spec.taps))
+
+    def _coins(self, supervision: Supervision, numbers: Sequence[int], step: int | None) -> Tensor:
+        """Uniform draws fp32 [B, A, G], the same for a sample and step wherever and whenever they are made."""
+        key = (self.recipe.seed, *((HELDOUT,) if step is None else (TRAIN, step)))
+        shape = supervision.mask.shape[1:]
+        rows = [np.random.default_rng([*key, int(n), COINS]).random(shape, dtype=np.float32) for n in numbers]
+        return torch.from_numpy(np.stack(rows))
 
     def filler(self) -> Micro:
         """See ``filler``; of this cache's shapes."""
         spec = self.reader.spec
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[spec.dtype]
-        return filler(len(spec.taps) * spec.hidden_size, spec.hidden_size, dtype, self.recipe)
+        taps = len(spec.taps if self.recipe.taps is None else self.recipe.taps)
+        return filler(taps * spec.hidden_size, spec.hidden_size, dtype, self.recipe)
 
     def weight(self, numbers: Sequence[int], step: int | None) -> float:
         """Sum of the slot weights of the samples ``numbers``; reads their masks only."""
@@ -194,9 +230,7 @@ class Samples:
             torch.zeros(1, len(mask), dtype=torch.int64), mask[None], torch.tensor([len(mask)]),
             nothing, nothing, torch.tensor([number]),
         )  # fmt: skip
-        return float(
-            supervise(batch, blocks, self.recipe.block_size, self.recipe.decay).weights.double().sum()
-        )
+        return float(self.recipe.supervise(batch, blocks).weights.double().sum())
 
 
 class StepShares(Dataset[Micro]):

@@ -35,7 +35,7 @@ from stages.train import batches, checkpoints, engine, record
 from stages.train.claim import sole_run
 from stages.train.figures import SCORE, Sums, Timed
 from stages.train.output import check_frozen, save_draft
-from stages.train.plan import Setup, prepare, show_plan, show_size
+from stages.train.plan import Setup, prepare, show_plan, show_size, with_start
 from stages.train.schedule import final_weights, learning_rate, loss_weights
 
 SCHEMA_VERSION = 1
@@ -56,7 +56,7 @@ def run_train(config: Config, store: Store, cache: Artifact) -> Artifact | None:
     same training, ``NonFiniteError`` for a run that broke, and ``SystemExit`` (128 + n) after a checkpoint
     when signal n asked it to end.
     """
-    setup = prepare(config, cache)
+    setup = prepare(with_start(config, store), cache)
     inputs = fingerprint(SCHEMA_VERSION, setup.inputs)
     found = store.find("draft", inputs)
     if found is None and config.plan:

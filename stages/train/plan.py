@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from data_specs.manifest import file_record
 from pipeline import console, ranks
-from pipeline.artifacts import Artifact
+from pipeline.artifacts import Artifact, Store
+from pipeline.cache_store import CacheReader
 from pipeline.config import Config, ConfigError, section
-from pipeline.drafts.base import Draft
+from pipeline.drafts import checkpoint
 from pipeline.drafts.mask_token import choose
-from pipeline.drafts.registry import build
+from pipeline.drafts.model import Model
+from pipeline.drafts.registry import Start, build, chosen_taps, supervised
 from pipeline.target import TargetTensors, identity, load_layers, load_tensors, load_tokenizer, locate
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, heldout_numbers
 from stages.train.schedule import total_steps
@@ -40,9 +43,13 @@ class Setup:
     def __init__(self, config: Config, cache: Artifact) -> None:
         self.config, self.cache = config, cache
         self.folder = locate(config.target)
-        loss, train = config.drafter.loss, config.train
-        decay = loss.decay if loss.decay is not None else float(config.drafter.block_size)
-        self.recipe = Recipe(config.seed, train.anchors, config.drafter.block_size, decay)
+        drafter, train = config.drafter, config.train
+        self.taps = chosen_taps(drafter, CacheReader(cache.path).spec.taps)
+        how = supervised(drafter)
+        self.recipe = Recipe(
+            config.seed, train.anchors, how.drafts, how.decay, how.trained, drafter.confidence_label == "sampled",
+            tuple(self.taps),
+        )  # fmt: skip
         self.sharing = Sharing(config.seed, train.global_batch, train.micro_batch, ranks.world_size())
         self.samples = Samples(cache.path, "train", self.recipe)
         if not len(self.samples.numbers):
@@ -62,29 +69,55 @@ class Setup:
         return load_tensors(self.config.target)
 
     @cached_property
-    def draft(self) -> Draft:
+    def draft(self) -> Model:
         """The new draft, the same on every rank."""
-        drafter, taps = self.config.drafter, self.samples.reader.spec.taps
-        layers = None
-        if drafter.init.layers:
-            depth = self.tensors.config.num_hidden_layers
-            layers = load_layers(self.config.target, list(range(max(0, depth - drafter.depth), depth)))
-        pairs = self._bigrams() if drafter.init.bigram is not None else None
+        start = Start(self._layers(), self._pairs(), self._other_draft(), self._vocabulary())
         torch.manual_seed(self.config.seed)
-        draft: Any = build(drafter, self.tensors, taps, self.mask_token_id, layers, pairs)
+        cached = self.samples.reader.spec.taps
+        taps = [cached[i] for i in self.taps]
+        draft = build(self.config.drafter, self.tensors, taps, self.mask_token_id, start)
         draft.attention = None if self.config.train.attention == "auto" else self.config.train.attention
         if self.config.train.compile:
             draft.compile(dynamic=True)
         return draft
 
-    def _bigrams(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Neighbouring tokens (previous, answer token) of the training samples, int64 [n] each."""
+    def _layers(self) -> dict[int, dict[str, torch.Tensor]]:
+        """Raw weights of the target's last layers, where the draft starts from them."""
+        if not self.config.drafter.init.layers:
+            return {}
+        depth = self.tensors.config.num_hidden_layers
+        return load_layers(self.config.target, list(range(max(0, depth - self.config.drafter.depth), depth)))
+
+    def _pairs(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Neighbouring tokens (previous, answer) of the training samples, int64 [n] each, where they are asked for."""
+        if self.config.drafter.init.bigram is None:
+            return None
         pairs = []
         for number in self.samples.numbers:
             ids, mask = self.samples.reader.read_ids(int(number))
             pairs.append(torch.stack([ids[:-1], ids[1:]])[:, mask[1:]])
         previous, following = torch.cat(pairs, 1)
         return previous, following
+
+    def _other_draft(self) -> dict[str, torch.Tensor]:
+        """Tensors of the draft that this one starts from."""
+        source = self.config.drafter.init.draft
+        return {} if source is None else checkpoint.read_tensors(Path(source))
+
+    def _vocabulary(self) -> torch.Tensor | None:
+        """The reduced draft vocabulary: the ids, ascending, of the most frequent answer tokens of the cache."""
+        size = self.config.drafter.vocab_size
+        if size is None:
+            return None
+        counts = torch.zeros(len(self.tensors.embedding), dtype=torch.int64)
+        for number in self.samples.numbers:
+            ids, mask = self.samples.reader.read_ids(int(number))
+            counts += torch.bincount(ids[mask], minlength=len(counts))
+        if size >= len(counts):
+            raise ConfigError(
+                f"drafter.vocab_size={size}: expected less than the target's {len(counts)} rows"
+            )
+        return counts.argsort(descending=True, stable=True)[:size].sort().values
 
     @cached_property
     def heldout_samples(self) -> Samples:
@@ -101,6 +134,9 @@ class Setup:
         """All that decides what comes out, for the fingerprint."""
         drafter, train = section(self.config.drafter), section(self.config.train)
         del drafter["loss"]["chunk_slots"]
+        source = self.config.drafter.init.draft
+        if source is not None:  # what it holds counts, not where it lies
+            drafter["init"]["draft"] = file_record(Path(source) / checkpoint.WEIGHTS).sha256
         return {
             "cache": self.cache.manifest.fingerprint,
             "target": self.identity,
@@ -142,6 +178,16 @@ class Setup:
                 "the mask must be a token that no text contains"
             )
         return int(number)
+
+
+def with_start(config: Config, store: Store) -> Config:
+    """``config`` with the folder of the draft that ``drafter.init.draft`` names; ``UserError`` if there is none."""
+    source = config.drafter.init.draft
+    if source is None or (Path(source) / checkpoint.WEIGHTS).is_file():
+        return config
+    folder = str(store.resolve("draft", source).path)
+    init = dataclasses.replace(config.drafter.init, draft=folder)
+    return dataclasses.replace(config, drafter=dataclasses.replace(config.drafter, init=init))
 
 
 def prepare(config: Config, cache: Artifact) -> Setup:
@@ -202,12 +248,13 @@ def step_flops(setup: Setup) -> float:
         for m in setup.draft.modules()
         if isinstance(m, nn.Embedding) and m.weight.requires_grad
     )
-    rows, width = setup.tensors.head.shape
+    width = setup.tensors.head.shape[1]
     supervised = setup.samples.reader.supervised[setup.samples.numbers]
     blocks = float(np.minimum(supervised, setup.recipe.anchors).mean()) * setup.sharing.global_batch
     context = float(setup.samples.lengths.mean()) * setup.sharing.global_batch
-    taps = len(setup.samples.reader.spec.taps)
-    slots = blocks * setup.recipe.block_size
+    taps = len(setup.taps)
+    slots = blocks * setup.draft.trained_drafts
+    rows = setup.draft.draft_vocab_size
     return slots * 6 * (setup.trainable - lookups + rows * width) + context * 6 * taps * width * width
 
 

@@ -48,12 +48,13 @@ def loss_weights(step: int, total: int, config: LossConfig) -> LossWeights:
         ce=_between(config.ce_start, config.ce, progress),
         l1=_between(config.l1_start, config.l1, progress),
         confidence=_between(config.confidence_start, config.confidence, progress),
+        soft=config.soft,
     )
 
 
 def final_weights(config: LossConfig) -> LossWeights:
     """The weights at the run's end: held-out losses use them throughout, so that they can be compared."""
-    return LossWeights(config.ce, config.l1, config.confidence)
+    return LossWeights(config.ce, config.l1, config.confidence, config.soft)
 
 
 def _between(start: float | None, end: float, progress: float) -> float:

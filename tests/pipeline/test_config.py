@@ -20,7 +20,7 @@ def test_every_experiment_composes(name: str) -> None:
     assert composed(f"experiment={name}").stage.steps
 
 
-@pytest.mark.parametrize("stage", ["cache", "train", "evaluate", "all", "list"])
+@pytest.mark.parametrize("stage", ["cache", "train", "evaluate", "all", "list"])  # compare needs drafters
 def test_every_stage_composes(stage: str) -> None:
     assert composed(f"stage={stage}").stage.name == stage
 
@@ -72,7 +72,25 @@ def test_wrong_types_are_named() -> None:
         (["drafter.block_size=0"], "drafter.block_size: expected at least 1, got 0"),
         (["deepspeed.stage=4"], "deepspeed.stage"),
         (["train.micro_batch=0"], "train.micro_batch"),
-        (["drafter.markov_head=rnn"], "drafter.markov_head"),
+        (["drafter.markov_head=magic"], "drafter.markov_head: expected one of .* got 'magic'"),
+        (["drafter.family=mamba"], "drafter.family: expected one of .* got 'mamba'"),
+        (["drafter.confidence_label=hard"], "drafter.confidence_label: expected one of .* got 'hard'"),
+        (["drafter.vocab_size=1"], "drafter.vocab_size: expected at least 2, got 1"),
+        (["drafter.train_steps=0"], "drafter.train_steps: expected at least 1, got 0"),
+        (["drafter.num_taps=-1"], "drafter.num_taps: expected at least 0, got -1"),
+        (["drafter.sliding_window=6"], "drafter.sliding_window=6: expected at least drafter.block_size=7"),
+        (
+            ["drafter.sample_from_anchor=false", "drafter.block_size=1"],
+            "drafter.block_size: expected at least 2 with drafter.sample_from_anchor=false",
+        ),
+        (
+            ["drafter.learned_start=true"],
+            "drafter.learned_start: only drafter.markov_head=rnn has a state, got vanilla",
+        ),
+        (
+            ["drafter.confidence_head=false", "drafter.confidence_label=sampled"],
+            "drafter.confidence_label=sampled: drafter.confidence_head is false",
+        ),
         (["drafter.algorithm=magic"], "drafter.algorithm: expected one of"),
         (["answers.presence_penalty=0.5"], "answers.presence_penalty"),
         (["drafter.loss.ramp=[0.6,0.2]"], "drafter.loss.ramp"),
@@ -81,8 +99,86 @@ def test_wrong_types_are_named() -> None:
         (["capture.shard_tokens=100"], "capture.shard_tokens=100: expected a multiple"),
         (["evaluate.benchmarks=[gsm9k]"], "evaluate.benchmarks: expected some of .*, got gsm9k"),
         (["evaluate.files.mbpp=x.jsonl", "evaluate.benchmarks=[gsm8k]"], "evaluate.files.mbpp: no such name"),
+        (["stage=compare"], "compare.table: expected at least one .*, got none"),
+        (
+            ["experiment=compare_drafters", "compare.table=[dspark,nope]"],
+            "compare.table: expected some of .*, got nope",
+        ),
+        (
+            ["experiment=compare_drafters", "compare.figures.rank.values=[4,4]"],
+            r"compare.figures.rank.values: expected each one once, got \[4, 4\]",
+        ),
+        (
+            ["experiment=compare_drafters", "compare.figures.depth.drafters=[nope]"],
+            "compare.figures.depth.drafters: expected some of .*, got nope",
+        ),
     ],
 )
 def test_contradictions_name_the_keys(overrides: list[str], message: str) -> None:
     with pytest.raises(schema.ConfigError, match=message):
         composed(*overrides)
+
+
+# --- what an algorithm leaves no choice in ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "drafter,override,has",
+    [
+        ("dflash", "markov_rank=64", 0),
+        ("dflash", "confidence_head=true", False),
+        ("eagle3", "markov_rank=64", 0),
+        ("eagle3", "confidence_head=true", False),
+        ("eagle3", "depth=2", 1),
+        ("eagle3", "sample_from_anchor=false", True),
+        ("eagle3_llama", "depth=5", 1),
+        ("mtp", "markov_rank=8", 0),
+        ("mtp", "confidence_head=true", False),
+        ("mtp", "depth=2", 1),
+        ("mtp", "sample_from_anchor=false", True),
+    ],
+)
+def test_fixed_choices_name_the_key(drafter: str, override: str, has: object) -> None:
+    algorithm = drafter.split("_")[0]
+    shown = override.replace("true", "True").replace("false", "False")
+    with pytest.raises(
+        schema.ConfigError, match=f"^drafter.{shown}: drafter.algorithm={algorithm} has {has}$"
+    ):
+        composed(f"drafter={drafter}", f"drafter.{override}")
+
+
+@pytest.mark.parametrize(
+    "name,expected",
+    [
+        (
+            "dspark",
+            {"algorithm": "dspark", "markov_head": "vanilla", "markov_rank": 256, "confidence_head": True},
+        ),
+        (
+            "dspark_gated",
+            {"algorithm": "dspark", "name": "dspark_gated", "markov_head": "gated", "markov_rank": 256},
+        ),
+        ("dspark_rnn", {"algorithm": "dspark", "name": "dspark_rnn", "markov_head": "rnn", "depth": 5}),
+        ("dflash", {"algorithm": "dflash", "block_size": 7, "markov_rank": 0, "sample_from_anchor": True}),
+        ("dflash_fill_in", {"algorithm": "dflash", "block_size": 16, "sample_from_anchor": False}),
+        (
+            "eagle3",
+            {"algorithm": "eagle3", "depth": 1, "family": None, "num_taps": None, "train_steps": None},
+        ),
+        ("eagle3_llama", {"algorithm": "eagle3", "family": "llama", "num_taps": 3, "depth": 1}),
+        ("mtp", {"algorithm": "mtp", "depth": 1, "num_taps": 0, "train_steps": 1, "block_size": 7}),
+    ],
+)
+def test_drafters(name: str, expected: dict) -> None:
+    drafter = composed(f"drafter={name}").drafter
+    assert {key: getattr(drafter, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (CONF / "drafter").glob("*.yaml")))
+def test_losses_of_the_drafters(name: str) -> None:
+    """(cross-entropy, L1, confidence, soft) of the paper, of DFlash and MTP, of Eagle3."""
+    tokens, soft = (1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
+    expected = {"dspark": (0.1, 0.9, 1.0, 0.0), "dflash": tokens, "mtp": tokens, "eagle3": soft}
+    drafter = composed(f"drafter={name}").drafter
+    loss = drafter.loss
+    assert (loss.ce, loss.l1, loss.confidence, loss.soft) == expected[drafter.algorithm]

@@ -24,3 +24,15 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(capsys, monkeypatch)
             bar.advance(1, "98 tokens/s")
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["answers: 2/10, 48 s left  98 tokens/s"]
+
+
+def test_of_one_of_many_runs_only_lines_are_shown(capsys) -> None:
+    with console.brief():
+        console.table("Parameters", ("", "count"), [("draft", 7)])
+        console.say("  trained on nothing else")
+        console.say("Draft d:v0")
+        console.panel("Evaluation", ["next: list"])
+    console.panel("Comparison", ["next: list"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("Draft d:v0\n")
+    assert "Comparison" in shown and "Evaluation" not in shown and "Parameters" not in shown

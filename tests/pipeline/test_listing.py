@@ -14,6 +14,7 @@ def test_lineage_is_a_tree(tmp_path: Path) -> None:
         ("cache", "t_d"),
         ("draft", "t_dspark"),
         ("evaluation", "t_dspark"),
+        ("comparison", "t_drafters"),
     ):
         work = store.begin(kind, name, 1, kind * 8, parents, {})
         store.commit(work, {"samples": 1200})
@@ -23,7 +24,9 @@ def test_lineage_is_a_tree(tmp_path: Path) -> None:
     while node.children:
         node = node.children[0]
         depth.append(node.label)
-    assert depth == ["answers t_d:v0", "cache t_d:v0", "draft t_dspark:v0", "evaluation t_dspark:v0"]
+    assert depth == [
+        "answers t_d:v0", "cache t_d:v0", "draft t_dspark:v0", "evaluation t_dspark:v0", "comparison t_drafters:v0",
+    ]  # fmt: skip
     assert listing.summary(store.list()[0]) == "1,200 samples"
 
 

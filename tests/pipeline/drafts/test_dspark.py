@@ -1,146 +1,103 @@
+import dataclasses
+
 import pytest
 import tiny
 import torch
 
 from pipeline.drafts.base import Batch, Blocks, LossWeights, supervise
-from pipeline.sampling import Sampler
 
 PAPER = LossWeights(0.1, 0.9, 1.0)
+BLOCKS = Blocks(
+    torch.tensor([[4, 11, 20], [6, 9, 0]]), torch.tensor([[True, True, True], [True, True, False]])
+)
 
 
-def uneven_batch(seed: int = 0) -> tuple[Batch, Blocks]:
-    """Two sequences of 30 and 19 tokens; three and two blocks."""
-    batch = tiny.batch([30, 19], seed=seed)
-    anchors = torch.tensor([[4, 11, 20], [6, 9, 0]])
-    return batch, Blocks(anchors, torch.tensor([[True, True, True], [True, True, False]]))
-
-
-def run(draft, batch: Batch, blocks: Blocks):
-    return draft.loss(batch, blocks, supervise(batch, blocks, draft.block_size, 7.0), PAPER)
-
-
-def test_states_at_and_after_the_anchor_do_not_reach_the_block() -> None:
-    """Must hold 3, pitfall 24: changing target states at positions >= anchor leaves that block's logits unchanged."""
-    draft = tiny.draft()
-    batch, blocks = uneven_batch()
-    changed = batch.hidden.clone()
-    changed[0, 11:] += 5.0
-    other = Batch(**{**batch.__dict__, "hidden": changed})
-    before, after = (draft.block_states(b, blocks) for b in (batch, other))
-    assert torch.equal(before[0, :2], after[0, :2])
-    assert not torch.allclose(before[0, 2], after[0, 2]), "the block at 20 does see positions 11 .. 19"
+def uneven() -> Batch:
+    return tiny.batch([30, 19])
 
 
 def test_blocks_do_not_see_each_other() -> None:
-    draft = tiny.draft()
-    batch, blocks = uneven_batch()
-    alone = Blocks(blocks.anchors[:, 1:2], blocks.keep[:, 1:2])
-    together = draft.block_states(batch, blocks)[:, 1:2]
+    draft, batch = tiny.draft(), uneven()
+    alone = Blocks(BLOCKS.anchors[:, 1:2], BLOCKS.keep[:, 1:2])
+    together = draft.block_states(batch, BLOCKS)[:, 1:2]
     assert torch.allclose(together, draft.block_states(batch, alone), atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["dense", "grouped"])
-def test_batched_equals_single(attention: str) -> None:
-    draft = tiny.draft()
-    draft.attention = attention
-    batch, blocks = uneven_batch()
-    both = run(draft, batch, blocks)
-    singles = []
-    for i in (0, 1):
-        n = int(batch.lengths[i])
-        one = Batch(*(getattr(batch, f)[i : i + 1] for f in batch.__dataclass_fields__))
-        one = Batch(
-            one.input_ids[:, :n],
-            one.loss_mask[:, :n],
-            one.lengths,
-            one.hidden[:, :n],
-            one.last_hidden[:, :n],
-            one.samples,
-        )
-        singles.append(run(draft, one, Blocks(blocks.anchors[i : i + 1], blocks.keep[i : i + 1])))
-    assert both.total.item() == pytest.approx(sum(s.total.item() for s in singles), rel=1e-5)
+def test_head_inputs_are_the_tokens_before() -> None:
+    """Draft k of the block at 11 follows the token at 11+k; beyond the sequence the last one stands in."""
+    draft, batch = tiny.draft(), uneven()
+    states = draft.block_states(batch, BLOCKS)
+    embedded, features = draft.head_inputs(batch, BLOCKS, states)
+    assert torch.equal(embedded[0, 1], draft.markov_head.markov_w1(batch.input_ids[0, 11:18]))
+    assert embedded.shape == features.shape == (2, 3, 7, 8)
+    assert tiny.draft("dflash").head_inputs(batch, BLOCKS, states) == (None, None)
 
 
-def test_a_batch_without_slots_has_a_graph_to_every_trainable_tensor() -> None:
-    """Pitfall 30: a rank without anchors takes part in the backward pass with zero gradients."""
-    draft = tiny.draft().train()
-    batch, blocks = uneven_batch()
-    terms = run(draft, batch, Blocks(blocks.anchors, torch.zeros_like(blocks.keep)))
+def test_the_confidence_head_learns_nothing_without_a_label() -> None:
+    """A run that starts with cross-entropy alone must not teach it that everything is accepted."""
+    draft, batch = tiny.draft().train(), uneven()
+    supervision = supervise(batch, BLOCKS, draft.max_drafts, 7.0)
+    terms = draft.loss(batch, BLOCKS, supervision, LossWeights(1.0, 0.0, 0.0))
     terms.total.backward()
-    assert terms.total.item() == 0
-    assert all(p.grad is not None and not p.grad.any() for p in draft.trainable_parameters())
+    assert terms.acceptance is None and terms.confidence.item() == 0
+    assert not draft.confidence_head.proj.weight.grad.any()
+    labelled = draft.loss(batch, BLOCKS, supervision, LossWeights(1.0, 0.0, 1.0))
+    assert labelled.acceptance is not None and labelled.confidence.item() > 0
+
+
+def test_dflash_compares_with_the_target_only_where_the_loss_does() -> None:
+    draft, batch = tiny.draft("dflash").train(), uneven()
+    supervision = supervise(batch, BLOCKS, draft.max_drafts, 7.0)
+    assert draft.loss(batch, BLOCKS, supervision, LossWeights(1.0, 0.0, 1.0)).acceptance is None
+    assert draft.loss(batch, BLOCKS, supervision, PAPER).acceptance is not None
+    assert draft.eval().loss(batch, BLOCKS, supervision, LossWeights(1.0, 0.0, 0.0)).acceptance is not None
+
+
+@torch.no_grad()
+def test_confidence_is_compared_with_the_acceptance_rate() -> None:
+    """L = sum w BCE(c, 1 - TV), by hand from what the loss says of acceptance."""
+    draft, batch = tiny.draft().eval(), uneven()
+    supervision = supervise(batch, BLOCKS, draft.max_drafts, 7.0)
+    terms = draft.loss(batch, BLOCKS, supervision, PAPER)
+    states = draft.block_states(batch, BLOCKS)
+    c = torch.sigmoid(draft.confidence(states, draft.head_inputs(batch, BLOCKS, states)[0]))
+    label = terms.acceptance
+    each = -(label * c.log() + (1 - label) * (1 - c).log()) * supervision.weights
+    assert terms.confidence.item() == pytest.approx(each.sum().item(), rel=1e-4)
+    assert terms.total.item() == pytest.approx(
+        (0.1 * terms.ce + 0.9 * terms.l1 + terms.confidence).item(), rel=1e-5
+    )
+
+
+@torch.no_grad()
+def test_sampled_labels_are_what_the_coins_decide() -> None:
+    """Coins of 0 accept every draft, coins of 1 none; in between exactly those below the acceptance rate."""
+    draft, batch = tiny.draft(confidence_label="sampled").eval(), uneven()
+    plain = supervise(batch, BLOCKS, draft.max_drafts, 7.0)
+    states = draft.block_states(batch, BLOCKS)
+    c = torch.sigmoid(draft.confidence(states, draft.head_inputs(batch, BLOCKS, states)[0]))
+    rate = draft.loss(batch, BLOCKS, plain, PAPER).acceptance
+    half = torch.full_like(plain.weights, float(rate[plain.mask].median()))
+    for coins in (torch.zeros_like(half), torch.ones_like(half), half):
+        terms = draft.loss(batch, BLOCKS, dataclasses.replace(plain, coins=coins), PAPER)
+        label = (coins < rate).float()
+        each = -(label * c.log() + (1 - label) * (1 - c).log()) * plain.weights
+        assert terms.confidence.item() == pytest.approx(each.sum().item(), rel=1e-4)
+        assert torch.equal(terms.acceptance, rate), "what is reported stays the rate"
+
+
+def test_with_a_reduced_vocabulary_confidence_is_of_what_the_draft_can_propose() -> None:
+    """A target that is sure of a token the draft lacks accepts nothing."""
+    ids = torch.arange(0, 272, 2)
+    draft, batch = tiny.draft(ids=ids).eval(), uneven()
+    odd = draft.target_head[101] / draft.target_head[101].square().sum() * 200  # logit 200 for token 101
+    sure = Batch(**{**batch.__dict__, "last_hidden": odd.expand_as(batch.last_hidden)})
+    with torch.no_grad():
+        terms = draft.loss(sure, BLOCKS, supervise(sure, BLOCKS, 7, 7.0), PAPER)
+    assert terms.acceptance.max() < 1e-6 and not terms.agreement.any()
 
 
 def test_embedding_and_head_stay_frozen() -> None:
     draft = tiny.draft()
     frozen = {name for name, p in draft.named_parameters() if not p.requires_grad}
     assert frozen == {"embed_tokens.weight", "lm_head.weight"}
-
-
-@torch.no_grad()
-def test_drafting_equals_the_training_forward_pass() -> None:
-    """Teacher forcing on the drafted tokens gives the logits that they were drawn from (cache, positions, mask)."""
-    draft = tiny.draft().eval()
-    batch, _ = uneven_batch()
-    state = draft.start()
-    for part in (slice(0, 5), slice(5, 12)):  # observed in two pieces
-        draft.observe(state, batch.input_ids[0, part], batch.hidden[0, part], batch.last_hidden[0, part])
-    proposal = draft.propose(state, int(batch.input_ids[0, 12]), Sampler(0.0))
-    ids = torch.cat([batch.input_ids[0, :13], proposal.tokens])[None]
-    longer = Batch(
-        ids,
-        torch.ones_like(ids, dtype=torch.bool),
-        torch.tensor([20]),
-        batch.hidden[:1],
-        batch.last_hidden[:1],
-        batch.samples[:1],
-    )
-    blocks = Blocks(torch.tensor([[12]]), torch.tensor([[True]]))
-    features = draft.features(ids[:, None, 12:19])
-    states = draft.block_states(longer, blocks)
-    assert torch.equal(draft.logits(states, features).argmax(-1)[0, 0], proposal.tokens)
-    assert torch.allclose(
-        torch.sigmoid(draft.confidence(states, features))[0, 0], proposal.confidences, atol=1e-5
-    )
-
-
-@torch.no_grad()
-def test_limit_and_threshold_cut_the_chain() -> None:
-    draft = tiny.draft().eval()
-    state = draft.start()
-    batch, _ = uneven_batch()
-    draft.observe(state, batch.input_ids[0, :9], batch.hidden[0, :9], batch.last_hidden[0, :9])
-    whole = draft.propose(state, 7, Sampler(0.0))
-    assert len(whole.tokens) == 7
-    assert torch.equal(draft.propose(state, 7, Sampler(0.0), limit=3).tokens, whole.tokens[:3])
-    threshold = float(whole.confidences[2]) + 1e-6
-    expected = next(k for k in range(7) if whole.confidences[k] < threshold)
-    assert len(draft.propose(state, 7, Sampler(0.0), threshold=threshold).tokens) == expected
-    assert len(draft.propose(state, 7, Sampler(0.0), threshold=1.1).tokens) == 0
-
-
-def test_uneven_batch_is_finite_on_every_backend() -> None:
-    """Pitfall 27."""
-    batch, blocks = uneven_batch()
-    totals = []
-    for attention in ("dense", "grouped"):
-        draft = tiny.draft().train()
-        draft.attention = attention
-        terms = run(draft, batch, blocks)
-        terms.total.backward()
-        assert all(p.grad.isfinite().all() for p in draft.trainable_parameters())
-        totals.append(terms.total.item())
-    assert totals[0] == pytest.approx(totals[1], abs=1e-4)
-
-
-def test_the_confidence_head_learns_nothing_without_a_label() -> None:
-    """A run that starts with cross-entropy alone must not teach it that everything is accepted."""
-    draft = tiny.draft().train()
-    batch, blocks = uneven_batch()
-    supervision = supervise(batch, blocks, draft.block_size, 7.0)
-    terms = draft.loss(batch, blocks, supervision, LossWeights(1.0, 0.0, 0.0))
-    terms.total.backward()
-    assert terms.acceptance is None and terms.confidence.item() == 0
-    assert not draft.confidence_head.proj.weight.grad.any()
-    labelled = draft.loss(batch, blocks, supervision, LossWeights(1.0, 0.0, 1.0))
-    assert labelled.acceptance is not None and labelled.confidence.item() > 0

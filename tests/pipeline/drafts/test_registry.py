@@ -1,78 +1,173 @@
+import math
 from types import SimpleNamespace
 
+import pytest
 import tiny
+import tiny_targets
 import torch
 
-from pipeline.config import DrafterConfig, InitConfig
+from pipeline.config import ConfigError, LossConfig
 from pipeline.drafts import registry
+from pipeline.drafts.base import Blocks, supervise
+from pipeline.drafts.registry import Start
 
-
-def target(rows: int = tiny.VOCABULARY) -> SimpleNamespace:
-    g = torch.Generator().manual_seed(3)
-    return SimpleNamespace(
-        embedding=torch.randn(rows, tiny.HIDDEN, generator=g).bfloat16(),
-        head=torch.randn(rows, tiny.HIDDEN, generator=g).bfloat16(),
-        final_norm=torch.full((tiny.HIDDEN,), 1.5),
-        config=tiny.target_config(),
-    )
-
-
-def drafter(**changes: object) -> DrafterConfig:
-    return DrafterConfig(name="dspark", algorithm="dspark", depth=2, markov_rank=8, **changes)
+ALGORITHMS = ("dspark", "dflash", "eagle3", "mtp")
 
 
 def test_sizes_come_from_the_target() -> None:
-    config = registry.draft_config(drafter(), tiny.target_config(), 272, [0, 2], 260)
-    assert (config.hidden_size, config.head_dim, config.vocab_size, config.num_hidden_layers) == (
-        32,
-        8,
-        272,
-        2,
-    )
-    assert config.num_target_layers == 4
+    config = registry.draft_config(tiny.drafter(), tiny.target_config(), 272, [0, 2], 260)
+    sizes = (config.hidden_size, config.head_dim, config.vocab_size, config.num_hidden_layers)
+    assert sizes == (32, 8, 272, 2)
+    assert (config.num_target_layers, config.num_attention_heads, config.num_key_value_heads) == (4, 4, 2)
     assert config.rope_parameters == tiny.target_config().rope_parameters, (
-        "pitfall 32: one place for rotary tables"
+        "pitfall 32: rotary tables from one place"
     )
     assert config.max_position_embeddings == 2048
+    assert config.rms_norm_eps == tiny.target_config().rms_norm_eps
+    assert config.eos_token_id == [258, 256] and config.pad_token_id == 256
 
 
-def test_embedding_and_head_are_the_targets_own_bits() -> None:
+@pytest.mark.parametrize(
+    "algorithm,changes,architecture",
+    [
+        ("dspark", {}, "Qwen3DSparkModel"),
+        ("dflash", {}, "Qwen3DSparkModel"),
+        ("dflash", {"sample_from_anchor": False}, "DFlashDraftModel"),
+        ("eagle3", {}, "Qwen3Eagle3Model"),
+        ("eagle3", {"family": "llama"}, "LlamaEagle3Model"),
+        ("mtp", {}, "Qwen3MTPModel"),
+        ("dspark", {"family": "gemma4"}, "Gemma4DSparkModel"),
+    ],
+)
+def test_architectures_say_algorithm_and_family(algorithm: str, changes: dict, architecture: str) -> None:
+    config = registry.draft_config(tiny.drafter(algorithm, **changes), tiny.target_config(), 272, [0, 2], 260)
+    assert config.architectures == [architecture]
+    assert registry.ARCHITECTURES[architecture] is registry.ALGORITHMS[algorithm]
+    family = changes.get("family", "qwen3")
+    assert registry.MODEL_TYPES[config.model_type] == family
+    assert config.sample_from_anchor is changes.get("sample_from_anchor", True)
+
+
+@pytest.mark.parametrize(
+    "model_type,family",
+    [("qwen3", "qwen3"), ("llama", "qwen3"), ("gpt_oss", "qwen3"), ("deepseek_v4", "qwen3"), ("gemma3_text", "gemma4"),
+     ("gemma4_text", "gemma4"), ("gemma4_unified_text", "gemma4")],
+)  # fmt: skip
+def test_family_of_a_target(model_type: str, family: str) -> None:
+    assert registry.family_of(tiny.drafter(), SimpleNamespace(model_type=model_type)) == family
+    assert registry.family_of(tiny.drafter(family="llama"), SimpleNamespace(model_type=model_type)) == "llama"
+
+
+def test_chosen_taps() -> None:
+    """Places among the cache's taps."""
+    cached = [1, 9, 17, 25, 33]
+    assert registry.chosen_taps(tiny.drafter(), cached) == [0, 1, 2, 3, 4]
+    assert registry.chosen_taps(tiny.drafter(num_taps=3), cached) == [0, 2, 4]
+    assert registry.chosen_taps(tiny.drafter(num_taps=2), cached) == [0, 4]
+    assert registry.chosen_taps(tiny.drafter(num_taps=1), cached) == [2]
+    assert registry.chosen_taps(tiny.drafter(num_taps=0), cached) == []
+    with pytest.raises(ConfigError, match=r"drafter.num_taps=6: the cache has the taps \[1, 9, 17, 25, 33\]"):
+        registry.chosen_taps(tiny.drafter(num_taps=6), cached)
+
+
+@pytest.mark.parametrize(
+    "algorithm,changes,expected",
+    [
+        ("dspark", {}, (7, 7, 7.0)),
+        ("dspark", {"block_size": 16}, (16, 16, 16.0)),
+        ("dspark", {"loss": LossConfig(decay=4.0)}, (7, 7, 4.0)),
+        ("dflash", {}, (7, 7, 7.0)),
+        ("dflash", {"block_size": 16, "sample_from_anchor": False}, (15, 15, 16.0)),
+        ("eagle3", {}, (7, 7, 4.481420)),
+        ("eagle3", {"block_size": 16, "train_steps": 7}, (16, 7, 4.481420)),
+        ("mtp", {"train_steps": 1}, (7, 1, 7.0)),
+        ("mtp", {"train_steps": 1, "block_size": 1}, (1, 1, 1.0)),
+        ("mtp", {"train_steps": 9}, (7, 7, 7.0)),
+    ],
+)
+def test_what_is_supervised(algorithm: str, changes: dict, expected: tuple) -> None:
+    how = registry.supervised(tiny.drafter(algorithm, **changes))
+    assert (how.drafts, how.trained, how.decay) == pytest.approx(expected, abs=1e-6)
+    made = registry.build(tiny.drafter(algorithm, **changes), tiny.target_tensors(), [0, 2], 260)
+    assert (made.max_drafts, made.trained_drafts) == expected[:2], "the draft itself knows the same"
+
+
+def test_eagle3_weighs_a_step_with_0_8_of_the_one_before() -> None:
+    how, batch = registry.supervised(tiny.drafter("eagle3", block_size=4)), tiny.batch([20])
+    weights = supervise(batch, Blocks(torch.tensor([[5]]), torch.tensor([[True]])), 4, how.decay).weights
+    assert weights[0, 0].tolist() == pytest.approx([1.0, 0.8, 0.64, 0.512])
+    assert how.decay == pytest.approx(-1 / math.log(0.8))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_embedding_and_head_are_the_targets_own_bits(algorithm: str) -> None:
     """Pitfall 25."""
-    tensors = target()
-    draft = registry.build(drafter(), tensors, [0, 2], 260)
+    tensors = tiny.target_tensors()
+    draft = registry.build(tiny.drafter(algorithm), tensors, [0, 2], 260)
     assert draft.embed_tokens.weight.dtype == torch.bfloat16
     assert torch.equal(draft.embed_tokens.weight, tensors.embedding)
     assert torch.equal(draft.lm_head.weight, tensors.head)
-    assert not draft.lm_head.weight.requires_grad and not draft.embed_tokens.weight.requires_grad
+    frozen = {name for name, p in draft.named_parameters() if not p.requires_grad}
+    assert frozen == {"embed_tokens.weight", "lm_head.weight"}
+    assert all(p.dtype == torch.float32 for p in draft.trainable_parameters())
 
 
-def test_the_same_seed_gives_the_same_draft() -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_reduced_vocabulary(algorithm: str) -> None:
+    """Rows of the target's head, the engines' two tables, and the whole head left for the loss only."""
+    tensors, ids = tiny.target_tensors(), torch.tensor([3, 7, 8, 200])
+    draft = registry.build(tiny.drafter(algorithm), tensors, [0, 2], 260, Start(ids=ids))
+    assert draft.config.draft_vocab_size == draft.draft_vocab_size == 4
+    assert (
+        torch.equal(draft.lm_head.weight, tensors.head[[3, 7, 8, 200]])
+        and not draft.lm_head.weight.requires_grad
+    )
+    assert draft.d2t.tolist() == [3, 6, 6, 197] and draft.d2t.dtype == torch.int64
+    assert draft.t2d.nonzero().squeeze(1).tolist() == [3, 7, 8, 200] and draft.t2d.dtype == torch.bool
+    assert draft.ids.tolist() == [3, 7, 8, 200]
+    assert draft.embed_tokens.weight.shape == (272, 32), "any token may come before"
+    assert torch.equal(draft.target_head, tensors.head) and "target_head" not in draft.state_dict()
+    assert torch.equal(registry.head_rows(draft, tensors.head), draft.lm_head.weight)
+    if algorithm == "dspark":
+        assert draft.markov_head.markov_w1.weight.shape == (272, 8)
+        assert draft.markov_head.markov_w2.weight.shape == (4, 8)
+
+
+def test_a_whole_vocabulary_has_no_tables() -> None:
+    draft = registry.build(tiny.drafter(), tiny.target_tensors(), [0, 2], 260)
+    assert draft.d2t is draft.t2d is draft.ids is None
+    assert not {"d2t", "t2d"} & draft.state_dict().keys()
+    assert getattr(draft.config, "draft_vocab_size", None) is None
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_same_seed_gives_the_same_draft(algorithm: str) -> None:
     drafts = []
     for _ in range(2):
         torch.manual_seed(5)
-        drafts.append(registry.build(drafter(), target(), [0, 2], 260).state_dict())
+        drafts.append(
+            registry.build(tiny.drafter(algorithm), tiny.target_tensors(), [0, 2], 260).state_dict()
+        )
     assert all(torch.equal(drafts[0][name], drafts[1][name]) for name in drafts[0])
 
 
-def test_start_from_the_target() -> None:
-    tensors = target()
-    layers = {
-        3: {
-            "self_attn.q_proj.weight": torch.full((32, 32), 0.25),
-            "input_layernorm.weight": torch.full((32,), 2.0),
-            "foreign.weight": torch.ones(3),
-        }
-    }
-    made = registry.build(
-        drafter(init=InitConfig(final_norm=True, layers=True)), tensors, [0, 2], 260, layers
-    )
-    assert torch.equal(made.norm.weight, tensors.final_norm)
-    assert torch.equal(made.layers[0].self_attn.q_proj.weight, layers[3]["self_attn.q_proj.weight"])
-    assert torch.equal(made.hidden_norm.weight, torch.full((32,), 2.0)), (
-        "the context is normed as layer 3 norms its input"
-    )
-    fc = made.fc.weight.detach()
-    assert (fc[:, 32:] - torch.eye(32)).abs().max() < 0.02, "tap 2, the output that layer 3 reads, passes"
-    assert fc[:, :32].abs().max() < 0.02
-    plain = registry.build(drafter(), tensors, [0, 2], 260)
-    assert torch.equal(plain.norm.weight, torch.ones(32))
+def test_new_weights_have_the_targets_own_spread() -> None:
+    draft = registry.build(tiny.drafter(), tiny.target_tensors(), [0, 2], 260)
+    assert draft.fc.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not draft.confidence_head.proj.bias.any()
+    assert torch.equal(draft.norm.weight, torch.ones(32))
+
+
+def test_mtp_may_read_no_tap() -> None:
+    draft = registry.build(tiny.drafter("mtp", num_taps=0), tiny.target_tensors(), [], 260)
+    assert draft.config.target_layer_ids == [] and not hasattr(draft, "fc")
+
+
+def test_a_softcapped_target_caps_every_draft() -> None:
+    """Gemma's probabilities are of capped logits: a draft of other layers is compared with the same ones."""
+    config = tiny_targets.gemma3().config
+    config.final_logit_softcapping = 20.0
+    for family in (None, "qwen3", "llama"):
+        draft = registry.build(tiny.drafter(family=family), tiny.target_tensors(config=config), [0, 2], 260)
+        assert draft.softcap == 20.0
+    assert registry.build(tiny.drafter(), tiny.target_tensors(), [0, 2], 260).softcap is None

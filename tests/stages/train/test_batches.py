@@ -21,7 +21,8 @@ from stages.train.batches import (
     step_positions,
 )
 
-RECIPE = Recipe(seed=0, anchors=4, block_size=3, decay=3.0)
+RECIPE = Recipe(seed=0, anchors=4, drafts=3, decay=3.0)
+COINS = dataclasses.replace(RECIPE, coins=True)
 
 
 def test_every_epoch_takes_every_sample_once() -> None:
@@ -83,16 +84,76 @@ def test_a_micro_batch_holds_what_the_cache_holds(cached) -> None:
             assert not getattr(micro.batch, name)[row, length:].any()
         assert torch.equal(micro.blocks.anchors[row], samples.anchors(number, 7))
     expected = supervise(micro.batch, micro.blocks, 3, 3.0)
-    assert torch.equal(micro.supervision.weights, expected.weights)
+    assert torch.equal(micro.supervision.weights, expected.weights) and micro.supervision.coins is None
+
+
+def test_only_trained_drafts_weigh_and_the_step_s_weight_says_so(cached) -> None:
+    """MTP: three drafts a block, of which one has a loss."""
+    samples = Samples(cached.cache.path, "train", dataclasses.replace(RECIPE, trained=1))
+    micro = samples.micro([1], step=0)
+    assert micro.supervision.mask.shape == (1, 4, 3) and micro.supervision.mask[..., 1:].any()
+    assert micro.supervision.weights.sum() == samples.weight([1], 0) == 4
+
+
+@pytest.mark.parametrize(
+    "taps,columns", [((0,), slice(0, 32)), ((1,), slice(32, 64)), ((0, 1), slice(0, 64))]
+)
+def test_the_columns_of_the_taps_that_are_read(cached, taps: tuple[int, ...], columns: slice) -> None:
+    """The cache holds two taps of width 32."""
+    samples = Samples(cached.cache.path, "train", dataclasses.replace(RECIPE, taps=taps))
+    micro = samples.micro([2], step=0)
+    assert torch.equal(micro.batch.hidden[0], samples.reader.read(2).hidden[:, columns])
+    assert samples.filler().batch.hidden.shape == (1, 3, 32 * len(taps))
+
+
+def test_a_drafter_without_taps_reads_none(cached) -> None:
+    samples = Samples(cached.cache.path, "train", dataclasses.replace(RECIPE, taps=()))
+    assert samples.micro([2], step=0).batch.hidden.shape == (1, 9, 0)
+    assert samples.filler().batch.hidden.shape == (1, 3, 0)
+
+
+def test_columns_in_the_asked_order() -> None:
+    hidden = torch.arange(12.0).view(2, 6)  # two tokens, three taps of width 2
+    recipe = dataclasses.replace(RECIPE, taps=(2, 0))
+    assert recipe.columns(hidden, 3).tolist() == [[4.0, 5.0, 0.0, 1.0], [10.0, 11.0, 6.0, 7.0]]
+    assert RECIPE.columns(hidden, 3) is hidden
+
+
+def test_coins_follow_from_sample_and_step_alone(cached) -> None:
+    """The same whatever batch, rank or resume the sample comes in; others at another step; fixed for held-out ones."""
+    samples = Samples(cached.cache.path, "train", COINS)
+    together, alone = samples.micro([1, 2, 3], step=5), samples.micro([3], step=5)
+    drawn = alone.supervision.coins[0]
+    assert drawn.dtype == torch.float32 and drawn.shape == (len(samples.anchors(3, 5)), 3)
+    assert torch.equal(together.supervision.coins[2, : len(drawn)], drawn)
+    again = Samples(cached.cache.path, "train", COINS).micro([3], step=5)
+    assert torch.equal(again.supervision.coins[0], drawn)
+    assert not torch.equal(samples.micro([3], step=6).supervision.coins[0], drawn)
+    other = Samples(cached.cache.path, "train", dataclasses.replace(COINS, seed=1)).micro([3], step=5)
+    assert not torch.equal(other.supervision.coins[0], drawn)
+    assert drawn.min() >= 0 and drawn.max() < 1
+    heldout = [samples.micro([3], None).supervision.coins for _ in range(2)]
+    assert torch.equal(*heldout) and not torch.equal(heldout[0][0], drawn)
+
+
+def test_coins_are_spread_evenly(cached) -> None:
+    samples = Samples(cached.cache.path, "train", dataclasses.replace(COINS, anchors=30))
+    coins = torch.cat([samples.micro([1], step).supervision.coins.flatten() for step in range(30)])
+    assert len(coins) > 2000
+    assert coins.mean().item() == pytest.approx(0.5, abs=0.03)
+    assert (coins < 0.25).float().mean().item() == pytest.approx(0.25, abs=0.04)
 
 
 def test_a_filler_supervises_one_block_that_weighs_nothing(cached) -> None:
     """Pitfall 30: it goes through the whole draft, and adds nothing."""
     micro = Samples(cached.cache.path, "train", RECIPE).micro([], step=0)
     assert micro.batch.samples.tolist() == [FILLER]
-    assert micro.batch.hidden.shape == (1, 2, 64)
+    assert micro.batch.hidden.shape == (1, 3, 64) and micro.batch.last_hidden.shape == (1, 3, 32)
+    assert micro.blocks.anchors.tolist() == [[1]], "a chain reads the state before its anchor"
     assert micro.supervision.mask.sum() == 1
-    assert micro.supervision.weights.sum() == 0
+    assert micro.supervision.weights.sum() == 0 and micro.supervision.coins is None
+    coins = Samples(cached.cache.path, "train", COINS).filler().supervision.coins
+    assert coins is not None and coins.shape == (1, 1, 3)
 
 
 def equal(a: Micro, b: Micro) -> bool:
@@ -100,12 +161,13 @@ def equal(a: Micro, b: Micro) -> bool:
     parts = [
         (x, y) for one, other in pairs if isinstance(one, tuple) for x, y in zip(one, other, strict=True)
     ]
-    return all(torch.equal(x, y) for x, y in parts) and a.step_weight == b.step_weight
+    same = [x is y is None or torch.equal(x, y) for x, y in parts]
+    return all(same) and a.step_weight == b.step_weight
 
 
 def test_workers_read_what_the_main_process_reads_and_a_resume_goes_on(cached) -> None:
     """Pitfalls 23 (spawned) and 34 (nothing to restore but the step)."""
-    shares = StepShares(Samples(cached.cache.path, "train", RECIPE), Sharing(0, 3, 1, 2), rank=1)
+    shares = StepShares(Samples(cached.cache.path, "train", COINS), Sharing(0, 3, 1, 2), rank=1)
     here = list(read_ahead(shares, 0, 4, workers=0, pin=False))
     assert len(here) == 8
     spawned = list(read_ahead(shares, 2, 4, workers=2, pin=False))

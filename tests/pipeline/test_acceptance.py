@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from data_specs.evaluation import SCHEMA
-from stages.evaluate.acceptance import average, by_context, figures, summary
+from pipeline.acceptance import average, by_context, figures, summary
 
 
 def row(prompt, number, drafted, accepted, **changes):

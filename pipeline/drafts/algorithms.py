@@ -1,0 +1,29 @@
+"""The drafting algorithms by name, without importing any of them: the config is checked before torch is loaded.
+
+A new algorithm is a file beside this one (a subclass of ``Model``), a line here, and a file in conf/drafter/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Where the class is, and the keys of ``drafter`` in which the algorithm leaves no choice."""
+
+    module: str
+    name: str
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+
+NO_HEADS = {"markov_rank": 0, "confidence_head": False}
+CHAIN = {**NO_HEADS, "depth": 1, "sample_from_anchor": True}
+
+ALGORITHMS = {
+    "dspark": Algorithm("pipeline.drafts.dspark", "DSpark"),
+    "dflash": Algorithm("pipeline.drafts.dspark", "DSpark", NO_HEADS),
+    "eagle3": Algorithm("pipeline.drafts.eagle3", "Eagle3", CHAIN),
+    "mtp": Algorithm("pipeline.drafts.mtp", "MTP", CHAIN),
+}

@@ -1,0 +1,128 @@
+"""Drafters that draft one token after another: Eagle3 and MTP.
+
+At pair position p the draft reads the target's state at p and the token at p+1, and predicts the token at p+2. So the
+first draft after an anchor a comes from the pair a-1; every further one reads the draft's own state instead of the
+target's, and the token before it. Keys and values of the pairs before are the context; those of a block's own steps
+are seen by its later steps only (Eagle3's training-time test: every step is trained on the draft's own states).
+
+Shapes: B sequences of S tokens, N blocks of G drafts, H hidden size, W width of what the layer's projections read.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.drafts.attention import attend, sdpa
+from pipeline.drafts.base import Batch, Blocks
+from pipeline.drafts.families.layers import DecoderLayer
+from pipeline.drafts.model import Model, Step, append
+
+
+@dataclass
+class PairState:
+    """Keys and values [2, capacity, kv, d] of the pairs so far, and the target's state [1, H] of the next one."""
+
+    buffer: Tensor | None = None
+    length: int = 0
+    pending: Tensor | None = None
+
+
+class Chain(Model):
+    """One decoder layer over pairs of a token and a state."""
+
+    @abstractmethod
+    def source(self, hidden: Tensor, last_hidden: Tensor) -> Tensor:
+        """The target's state that a pair reads, [.., H], from taps [.., m*H] and final states [.., H]."""
+
+    @abstractmethod
+    def enter(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Residual [.., H] and projections' input [.., W] of pairs of embedded tokens and states, [.., H] each."""
+
+    def follow(self, out: Tensor) -> Tensor:
+        """The state that the next pair reads, from the layer's output [.., H]."""
+        return out
+
+    @property
+    def layer(self) -> DecoderLayer:
+        """The one layer."""
+        return self.decoder_layers[0]
+
+    def block_states(self, batch: Batch, blocks: Blocks, drafts: int | None = None) -> Tensor:
+        """See Model.block_states; ``drafts`` steps are made, later ones are zero."""
+        rows, columns = blocks.keep.nonzero(as_tuple=True)
+        anchors = blocks.anchors[rows, columns]
+        states = torch.stack(self.steps(batch, rows, anchors, drafts or self.max_drafts), 1)  # [N, drafts, H]
+        out = states.new_zeros(*blocks.keep.shape, self.max_drafts, states.shape[-1])
+        at = (rows[:, None], columns[:, None], torch.arange(states.shape[1], device=rows.device)[None])
+        return out.index_put(at, states)
+
+    def steps(self, batch: Batch, rows: Tensor, anchors: Tensor, drafts: int) -> list[Tensor]:
+        """Final states [N, H] of ``drafts`` steps for blocks at ``anchors`` int64 [N] of the sequences ``rows``.
+
+        An anchor at 0 has no state before it (a filler's; it weighs nothing): it reads its own.
+        """
+        layer, kind, length = self.layer, self.layer.kind, batch.input_ids.shape[1]
+        pairs = (anchors - 1).clamp(min=0)
+        sources = self.source(batch.hidden, batch.last_hidden)
+        _, every = self.enter(self.embed(batch.input_ids.roll(-1, 1)), sources)  # the last pair is never seen
+        k_ctx, v_ctx = layer.self_attn.keys_values(
+            every, self.rotary(every, torch.arange(length, device=rows.device), kind)
+        )
+        state, keys, values, found = sources[rows, pairs], [], [], []
+        for k in range(drafts):
+            tokens = batch.input_ids[rows, (anchors + k).clamp(max=length - 1)]
+            x, entered = self.enter(self.embed(tokens)[:, None], state[:, None])  # [N, 1, ..]
+            plan = self.plans(rows, pairs, length, 1, k + 1, first=k)[kind]
+
+            def attend_chain(q: Tensor, key: Tensor, value: Tensor, scale: float, plan=plan) -> Tensor:
+                keys.append(key)
+                values.append(value)
+                return attend(plan, q, k_ctx, v_ctx, torch.cat(keys, 1), torch.cat(values, 1), scale)
+
+            out = layer(x, self.rotary(x, pairs[:, None] + k, kind), attend_chain, entered)[:, 0]
+            found.append(self.norm(out))
+            state = self.follow(out)
+        return found
+
+    def start(self) -> PairState:
+        """Nothing observed yet."""
+        return PairState()
+
+    def observe(self, state: PairState, tokens: Tensor, hidden: Tensor, last_hidden: Tensor) -> None:
+        """Append the pairs that n positions complete; the last position's waits for the token after it."""
+        sources = self.source(hidden, last_hidden)
+        before = sources[:-1] if state.pending is None else torch.cat([state.pending, sources[:-1]])
+        state.pending = sources[-1:]
+        if not len(before):
+            return
+        _, entered = self.enter(self.embed(tokens[-len(before) :]), before)
+        positions = torch.arange(state.length, state.length + len(before), device=tokens.device)
+        new = self.layer.self_attn.keys_values(entered, self.rotary(entered, positions, self.layer.kind))
+        state.buffer = append(state.buffer, torch.stack(new), state.length)
+        state.length += len(before)
+
+    def begin(self, state: PairState, anchor: Tensor) -> Step:
+        """See Model.begin: a pass of the layer a token."""
+        assert state.pending is not None, "the prompt is observed before anything is drafted"
+        layer, kind, memory = self.layer, self.layer.kind, state.pending
+        seen = [] if state.buffer is None else [state.buffer[:, : state.length]]  # [2, length, kv, d]
+        position = state.length
+
+        def attend_all(q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+            seen.append(torch.stack([key[0], value[0]]))
+            keys, values = torch.cat(seen, 1)[:, None, -(self.window(kind) or 0) :]
+            return sdpa(q, keys, values, None, scale)
+
+        def step(previous: Tensor) -> tuple[Tensor, Tensor | None]:
+            nonlocal memory, position
+            x, entered = self.enter(self.embed(previous)[:, None], memory[:, None])
+            where = torch.full((1, 1), position, device=previous.device)
+            out = layer(x, self.rotary(x, where, kind), attend_all, entered)[:, 0]
+            memory, position = self.follow(out), position + 1
+            return self.logits(self.norm(out)), None
+
+        return step

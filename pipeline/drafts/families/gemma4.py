@@ -1,0 +1,98 @@
+"""Gemma 4 draft layers: attention scale 1, normed values, keys and values of one projection where the target has it,
+norms after attention and MLP too, a scalar a layer, scaled embeddings.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, Gemma4TextMLP, Gemma4TextRotaryEmbedding
+
+from pipeline.drafts.families import layers
+
+NAME = "Gemma4"
+RMSNorm = Gemma4RMSNorm
+
+
+class Rotary(layers.Rotary):
+    """Rotary settings differ by layer type."""
+
+    def __init__(self, config: Gemma4TextConfig) -> None:
+        super().__init__(Gemma4TextRotaryEmbedding(config))
+
+    def rows(self, x: Tensor, positions: Tensor, kind: str) -> layers.Tables:
+        """See ``layers.Rotary.rows``."""
+        return self.table(x, positions, kind)
+
+
+class DecoderLayer(layers.DecoderLayer):
+    """Layer ``index`` of a draft; ``width`` as in ``layers.Attention``."""
+
+    def __init__(self, config: Gemma4TextConfig, index: int, width: int | None = None) -> None:
+        assert config.layer_types is not None, "transformers fills it in"
+        kind, own = config.layer_types[index], config.per_layer_config[index]
+        norm = partial(Gemma4RMSNorm, eps=config.rms_norm_eps)
+        attention = layers.Attention(
+            config, width or config.hidden_size, own.head_dim, own.num_key_value_heads,
+            partial(norm, own.head_dim), scale=1.0,
+            shared_values=config.attention_k_eq_v and kind == "full_attention",
+        )  # fmt: skip
+        attention.v_norm = norm(own.head_dim, with_scale=False)
+        hidden_norm = partial(norm, config.hidden_size)
+        super().__init__(attention, Gemma4TextMLP(config, index), hidden_norm, kind)
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = hidden_norm(), hidden_norm()
+        self.layer_scalar = nn.Buffer(torch.ones(1))
+
+    def join(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The residual after attention, which is normed before it is added."""
+        return x + self.post_attention_layernorm(attended)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The second half of the layer, normed before and after, and the layer's scalar."""
+        out = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        return (x + out) * self.layer_scalar
+
+
+def make_config(values: dict[str, Any]) -> Gemma4TextConfig:
+    """The config that ``values`` describe; also those that transformers 5.10 wrote, with flat fields."""
+    config = Gemma4TextConfig.from_dict(values | {"layer_types": list(values["layer_types"])})
+    config.layer_types = list(values["layer_types"])  # transformers makes a target's last layer a full one
+    return config
+
+
+def embedding_scale(config: Gemma4TextConfig) -> float:
+    """What embeddings are multiplied with."""
+    return config.hidden_size**0.5
+
+
+def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
+    """Fields of the draft's config that this family needs beside the shared ones: those of full-attention layers."""
+    own = layers.full_layer(target)
+    head_dim = getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads
+    kv_heads = own.num_key_value_heads or target.num_attention_heads
+    return {
+        "head_dim": head_dim,
+        "global_head_dim": head_dim,
+        "num_key_value_heads": kv_heads,
+        "num_global_key_value_heads": kv_heads,
+        "attention_k_eq_v": bool(getattr(target, "attention_k_eq_v", False)),
+        "hidden_activation": getattr(target, "hidden_activation", None) or target.hidden_act,
+        "rope_parameters": _nested_rope(target.rope_parameters),
+        "layer_types": layers.layer_types(depth, sliding_window),
+        "sliding_window": sliding_window or 0,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": False,
+        "use_double_wide_mlp": False,
+    }
+
+
+def _nested_rope(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Rotary settings by layer type; a flat target has one for both."""
+    nested = {k: dict(v) for k, v in parameters.items() if isinstance(v, dict)}
+    flat = nested.get("full_attention") or layers.flat_rope(parameters)
+    return {"full_attention": flat, "sliding_attention": nested.get("sliding_attention", flat)}

@@ -1,0 +1,148 @@
+"""What the decoder layers of all families share: projections, residuals, rotary positions.
+
+The only change against a target's decoder layer is context injection: keys and values of the target's context stand
+before those of the block, K = [W_K H_ctx ; W_K H_d] (DFlash; design.md, "Context"). A family is a file beside this one
+that states ``NAME``, ``RMSNorm``, ``Rotary``, ``DecoderLayer``, ``embedding_scale``, ``config_fields`` and
+``make_config``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# (q [.., G, heads, d], block k, block v, scale) -> attention output of q's shape
+Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+Tables = tuple[Tensor, Tensor]  # cosine and sine, [.., 1, d]
+
+
+class Rotary(nn.Module):
+    """Cosine and sine tables for integer positions; parameters come from the draft's config."""
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
+        """Move, but never round: frequencies in bf16 would turn the positions of long contexts (pitfall 32)."""
+        return super()._apply(lambda x: x.to(fn(x).device), recurse)
+
+    def forward(self, x: Tensor, positions: Tensor, kind: str) -> Tables:
+        """Tables [.., 1, d] in x's dtype for positions [..] in a layer of type ``kind``; one axis is for the heads."""
+        cos, sin = self.rows(x, positions.reshape(1, -1), kind)
+        return cos.view(*positions.shape, 1, -1), sin.view(*positions.shape, 1, -1)
+
+    def rows(self, x: Tensor, positions: Tensor, kind: str) -> Tables:
+        """Cosine and sine [1, n, d] of positions [1, n]; a family whose layer types differ overrides this."""
+        return self.table(x, positions)
+
+
+def rotate(x: Tensor, tables: Tables) -> Tensor:
+    """Rotary embedding of x [.., heads, d] by tables of shape [.., 1, d]."""
+    cos, sin = tables
+    first, second = x.chunk(2, -1)
+    return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Projections and norms of one layer; where keys come from and who sees whom is the caller's business.
+
+    ``width``: of its input (the hidden size, or twice that where embedding and state come side by side). ``norm`` makes
+    the norm of queries and keys over a head. ``shared_values``: values are the keys' projection (no ``v_proj``).
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        width: int,
+        head_dim: int,
+        kv_heads: int,
+        norm: Callable[[], nn.Module] = nn.Identity,
+        scale: float | None = None,
+        shared_values: bool = False,
+    ) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.scale = head_dim**-0.5 if scale is None else scale
+        heads, bias = config.num_attention_heads, bool(config.attention_bias)
+        self.q_proj = nn.Linear(width, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
+        self.v_proj = None if shared_values else nn.Linear(width, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, config.hidden_size, bias=bias)
+        self.q_norm, self.k_norm = norm(), norm()
+        self.v_norm: nn.Module = nn.Identity()
+
+    def queries(self, x: Tensor, tables: Tables) -> Tensor:
+        """[.., width] -> normed and rotated queries [.., heads, d]."""
+        return rotate(self.q_norm(self._heads(self.q_proj(x))), tables)
+
+    def keys_values(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+        """[.., width] -> normed and rotated keys [.., kv, d] and values [.., kv, d]."""
+        keys = self._heads(self.k_proj(x))
+        values = keys if self.v_proj is None else self._heads(self.v_proj(x))
+        return rotate(self.k_norm(keys), tables), self.v_norm(values)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim))
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm layer over slots [.., G, H]; ``kind`` is its entry of ``layer_types``."""
+
+    def __init__(
+        self, attention: Attention, mlp: nn.Module, norm: Callable[[], nn.Module], kind: str
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.self_attn, self.mlp = attention, mlp
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+
+    def forward(
+        self, x: Tensor, tables: Tables, attend: Attend, attention_input: Tensor | None = None
+    ) -> Tensor:
+        """Slots x [.., G, H] -> [.., G, H]; ``attend`` brings the context's keys and values.
+
+        ``attention_input`` [.., G, width] is what the projections read instead of the normed x.
+        """
+        normed = self.input_layernorm(x) if attention_input is None else attention_input
+        queries = self.self_attn.queries(normed, tables)
+        keys, values = self.self_attn.keys_values(normed, tables)
+        attended = attend(queries, keys, values, self.self_attn.scale)
+        return self.feed_forward(self.join(x, self.self_attn.o_proj(attended.flatten(-2))))
+
+    def join(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The residual after attention."""
+        return x + attended
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The second half of the layer."""
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def layer_types(depth: int, sliding_window: int | None) -> list[str]:
+    """``layer_types`` of a draft: all layers see the whole context, or all see ``sliding_window`` positions."""
+    return ["full_attention" if sliding_window is None else "sliding_attention"] * depth
+
+
+def full_layer(target: Any) -> Any:
+    """The settings of the target's full-attention layers, whose heads differ from the others' in Gemma 4."""
+    kinds = list(getattr(target, "layer_types", None) or [])
+    own = getattr(target, "per_layer_config", None)
+    return own[kinds.index("full_attention")] if own is not None and "full_attention" in kinds else target
+
+
+def flat_rope(parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Rotary settings of a target as one flat dictionary: of its full-attention layers where they are nested.
+
+    A partial rotary factor is left out: it describes the target's heads, not the draft's.
+    """
+    values = dict(parameters or {})
+    for name in ("full_attention", "main"):  # Gemma 3 and 4; DeepSeek-V4
+        if isinstance(values.get(name), dict):
+            values = dict(values[name])
+    if values.get("rope_type") == "proportional":  # Gemma 4's, which is a partial one
+        values = {"rope_type": "default", "rope_theta": values["rope_theta"]}
+    return {k: v for k, v in values.items() if k != "partial_rotary_factor" and v is not None}

@@ -1,0 +1,57 @@
+"""Llama draft layers: as Qwen3's without norms over the heads. The original Eagle3 has one such layer."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from pipeline.drafts.families import layers
+
+NAME = "Llama"
+RMSNorm = LlamaRMSNorm
+
+
+class Rotary(layers.Rotary):
+    """See ``layers.Rotary``."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(LlamaRotaryEmbedding(config))
+
+
+class DecoderLayer(layers.DecoderLayer):
+    """Layer ``index`` of a draft; ``width`` as in ``layers.Attention``."""
+
+    def __init__(self, config: LlamaConfig, index: int, width: int | None = None) -> None:
+        head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+        kv_heads = config.num_key_value_heads or config.num_attention_heads
+        attention = layers.Attention(config, width or config.hidden_size, head_dim, kv_heads)
+        hidden_norm = partial(LlamaRMSNorm, config.hidden_size, eps=config.rms_norm_eps)
+        kind = (getattr(config, "layer_types", None) or ["full_attention"] * (index + 1))[index]
+        super().__init__(attention, LlamaMLP(config), hidden_norm, kind)
+
+
+def make_config(values: dict[str, Any]) -> LlamaConfig:
+    """The config that ``values`` describe."""
+    return LlamaConfig.from_dict(values)
+
+
+def embedding_scale(config: LlamaConfig) -> float:
+    """What embeddings are multiplied with."""
+    return 1.0
+
+
+def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
+    """Fields of the draft's config that this family needs beside the shared ones."""
+    own = layers.full_layer(target)
+    return {
+        "head_dim": getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads,
+        "num_key_value_heads": getattr(own, "num_key_value_heads", None) or target.num_attention_heads,
+        "hidden_act": getattr(target, "hidden_act", None) or target.hidden_activation,
+        "rope_parameters": layers.flat_rope(target.rope_parameters),
+        "layer_types": layers.layer_types(depth, sliding_window),
+        "sliding_window": sliding_window,
+        "mlp_bias": False,
+    }

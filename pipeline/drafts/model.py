@@ -1,0 +1,259 @@
+"""What the drafts of all algorithms share: the target's embedding and head, layers of one family, the final norm, the
+loss over supervised drafts, and drafting left to right. An algorithm adds where the states come from.
+
+Shapes: B sequences of S tokens, A anchors, N kept blocks, G drafts a block, H hidden size, V vocabulary, D draft
+vocabulary (V unless ``draft_vocab_size`` reduces it), r rank of a sequential head.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.drafts.attention import AttentionPlan, Shape, default_backend, plan_attention
+from pipeline.drafts.base import Batch, Blocks, Draft, LossTerms, LossWeights, Proposal, Supervision
+from pipeline.drafts.families.layers import DecoderLayer
+from pipeline.drafts.losses import Coefficients, Output, Terms, distribution_loss
+from pipeline.sampling import Sampler
+
+# The next draft's logits [1, D] and confidence (fp32 [1] in [0, 1], or None), given the token [1] before it.
+Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+
+
+class Model(Draft):
+    """Embedding, layers, norm and head; ``width``: what a layer's projections read (the hidden size by default)."""
+
+    NAME: str  # in architectures[0] of config.json, between the family's name and "Model"
+    d2t: Tensor | None
+    t2d: Tensor | None
+    target_head: Tensor | None
+
+    def __init__(self, config: Any, family: ModuleType, width: int | None = None) -> None:
+        super().__init__()
+        self.config, self.family = config, family
+        hidden, vocabulary = config.hidden_size, config.vocab_size
+        self.embed_tokens = nn.Embedding(vocabulary, hidden)
+        self.layers = nn.ModuleList(
+            family.DecoderLayer(config, i, width) for i in range(config.num_hidden_layers)
+        )
+        self.norm = self.make_norm()
+        self.rotary = family.Rotary(config)
+        self.lm_head = nn.Linear(hidden, self.draft_vocab_size, bias=False)
+        self.scale = family.embedding_scale(config)
+        reduced = self.draft_vocab_size < vocabulary
+        # Engines' form: target id = draft id + d2t[draft id]; t2d says which tokens of the target the draft has.
+        self.register_buffer(
+            "d2t", torch.zeros(self.draft_vocab_size, dtype=torch.int64) if reduced else None
+        )
+        self.register_buffer("t2d", torch.zeros(vocabulary, dtype=torch.bool) if reduced else None)
+        # The target's whole head, which a reduced draft is compared with; not part of a checkpoint.
+        self.register_buffer("target_head", None, persistent=False)
+
+    @staticmethod
+    def default_decay(block_size: int) -> float:
+        """Decay of the position weight exp(-(k-1)/decay): the paper's, the block size."""
+        return float(block_size)
+
+    def make_norm(self) -> nn.Module:
+        """A norm over the hidden size."""
+        return self.family.RMSNorm(self.config.hidden_size, eps=self.config.rms_norm_eps)
+
+    @property
+    def decoder_layers(self) -> list[DecoderLayer]:
+        """The draft's layers, by their type."""
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """D, the tokens that the draft can propose."""
+        return getattr(self.config, "draft_vocab_size", None) or self.config.vocab_size
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Target ids int64 [D] of a reduced draft vocabulary."""
+        return None if self.d2t is None else self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def window(self, kind: str) -> int | None:
+        """Positions that layers of type ``kind`` see; None: all."""
+        return self.config.sliding_window if kind == "sliding_attention" else None
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings [.., H] of ids [..], scaled as the family does it."""
+        embedded = self.embed_tokens(ids)
+        return embedded if self.scale == 1 else embedded * torch.tensor(self.scale, dtype=embedded.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """U = head(h), softcapped where the target's is: fp32 [.., D] for states [.., H]."""
+        logits = self.lm_head(hidden.to(self.lm_head.weight.dtype)).float()
+        cap = self.softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    @property
+    def softcap(self) -> float | None:
+        """Gemma's cap of the final logits."""
+        return getattr(self.config, "final_logit_softcapping", None)
+
+    def plans(
+        self, rows: Tensor, anchors: Tensor, context: int, queries: int, keys: int, first: int = 0
+    ) -> dict[str, AttentionPlan]:
+        """Attention plans by layer type for N blocks (see attention.py)."""
+        backend = self.attention or default_backend(rows.device)
+        return {
+            kind: plan_attention(
+                rows, anchors, context, Shape(queries, keys, first, self.window(kind)), backend
+            )
+            for kind in {layer.kind for layer in self.decoder_layers}
+        }
+
+    # --- the loss ---
+
+    @abstractmethod
+    def block_states(self, batch: Batch, blocks: Blocks, drafts: int | None = None) -> Tensor:
+        """Final states [B, A, G, H] of the kept blocks (zero elsewhere); the first ``drafts`` of each at least."""
+
+    def head_inputs(
+        self, batch: Batch, blocks: Blocks, states: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Embedded previous tokens and features of a sequential head, [B, A, G, r] each; None without one."""
+        return None, None
+
+    @property
+    def bias_weight(self) -> Tensor | None:
+        """W2 [D, r] of the sequential head."""
+        return None
+
+    def loss(
+        self, batch: Batch, blocks: Blocks, supervision: Supervision, weights: LossWeights, chunk_slots: int = 512
+    ) -> LossTerms:  # fmt: skip
+        """Loss terms of the supervised drafts (design.md, "Loss"); see Draft.loss."""
+        wanted = supervision.mask
+        if self.training:
+            wanted = wanted & (torch.arange(wanted.shape[-1], device=wanted.device) < self.trained_drafts)
+        where = wanted.nonzero(as_tuple=True)  # rows, columns, drafts: [n] each
+        if len(where[0]) == 0:
+            return self._nothing(supervision)
+        useful = blocks.where(wanted.any(-1))
+        states = self.block_states(batch, useful, int(where[2].max()) + 1)
+        embedded, features = self.head_inputs(batch, useful, states)
+        hidden = states[where]  # [n, H]
+        positions = blocks.anchors[where[:2]] + where[2]  # draft k follows the token at a+k
+        slot_weights = supervision.weights[where]
+        terms = distribution_loss(
+            hidden, None if features is None else features[where], self.bias_weight, self._output(),
+            batch.last_hidden[where[0], positions], supervision.labels[where], slot_weights,
+            self._coefficients(weights), chunk_slots,
+        )  # fmt: skip
+        confidence = self.confidence_loss(hidden, embedded, where, terms.tv, supervision)
+        return _collected(terms, confidence, weights, where, wanted)
+
+    def confidence_loss(
+        self, hidden: Tensor, embedded: Tensor | None, where: tuple[Tensor, ...], tv: Tensor | None,
+        supervision: Supervision,
+    ) -> Tensor:  # fmt: skip
+        """Weighted sum over the drafts of the confidence head's loss; zero without such a head."""
+        return hidden.new_zeros((), dtype=torch.float32)
+
+    @property
+    def learns_confidence(self) -> bool:
+        """Whether there is a confidence head, whose labels compare the two distributions."""
+        return False
+
+    def _coefficients(self, weights: LossWeights) -> Coefficients:
+        compare = self.learns_confidence and weights.confidence != 0
+        return Coefficients(weights.ce, weights.l1, weights.soft, compare, agreement=not self.training)
+
+    def _output(self) -> Output:
+        target = self.lm_head.weight if self.d2t is None else self.target_head
+        assert target is not None, "a reduced draft is trained with the target's head (registry, checkpoint)"
+        return Output(self.lm_head.weight, target, self.ids, self.softcap)
+
+    def _nothing(self, supervision: Supervision) -> LossTerms:
+        """Zeros with a graph through every trainable tensor: a rank without slots still takes part (pitfall 30)."""
+        zero = sum(p.sum() * 0.0 for p in self.parameters() if p.requires_grad)
+        assert isinstance(zero, Tensor)
+        empty = torch.zeros_like(supervision.weights)
+        none = zero.detach().float()
+        return LossTerms(zero.float(), none, none, none, empty, None if self.training else empty)
+
+    # --- drafting ---
+
+    @abstractmethod
+    def begin(self, state: Any, anchor: Tensor) -> Step:
+        """The step function of a block after the observed context, whose anchor is the token [1]."""
+
+    @torch.no_grad()
+    def propose(
+        self, state: Any, anchor: int, sampler: Sampler, generator: torch.Generator | None = None,
+        limit: int | None = None, threshold: float = 0.0,
+    ) -> Proposal:  # fmt: skip
+        """Sample the block left to right, each token given the one before; see Draft.propose."""
+        previous = torch.tensor([anchor], device=self.lm_head.weight.device)
+        step = self.begin(state, previous)
+        tokens, probabilities, confidences = [], [], []
+        for _ in range(self.max_drafts if limit is None else min(limit, self.max_drafts)):
+            logits, confidence = step(previous)
+            if confidence is not None:
+                if threshold > 0 and confidence.item() < threshold:
+                    break
+                confidences.append(confidence)
+            drawn = logits.argmax(-1)
+            if not sampler.greedy:
+                probability = sampler.probabilities(logits)
+                drawn = sampler.draw(probability, generator)
+                probabilities.append(self._spread(probability))
+            previous = drawn if self.d2t is None else drawn + self.d2t[drawn]
+            tokens.append(previous)
+        return Proposal(
+            tokens=torch.cat(tokens) if tokens else previous[:0],
+            probabilities=None
+            if sampler.greedy
+            else _joined(probabilities, (0, self.config.vocab_size), previous),
+            confidences=_joined(confidences, (0,), previous) if self.learns_confidence else None,
+        )
+
+    def _spread(self, probabilities: Tensor) -> Tensor:
+        """Probabilities [1, D] over all of the target's tokens [1, V]: 0 for what the draft does not have."""
+        if self.ids is None:
+            return probabilities
+        return probabilities.new_zeros(len(probabilities), self.config.vocab_size).index_copy(
+            1, self.ids, probabilities
+        )
+
+
+def _joined(parts: list[Tensor], empty: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.cat(parts) if parts else torch.zeros(empty, device=like.device)
+
+
+def _collected(
+    terms: Terms, confidence: Tensor, weights: LossWeights, where: tuple[Tensor, ...], mask: Tensor
+) -> LossTerms:
+    return LossTerms(
+        total=terms.total + weights.confidence * confidence,
+        ce=terms.ce.detach(),
+        l1=terms.l1.detach(),
+        confidence=confidence.detach(),
+        acceptance=None if terms.tv is None else _scatter(1 - terms.tv, where, mask),
+        agreement=None if terms.agreement is None else _scatter(terms.agreement, where, mask),
+    )
+
+
+def _scatter(values: Tensor, where: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+    """fp32 [B, A, G] with ``values`` [n] at ``where`` and 0 elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).index_put(where, values.detach().float())
+
+
+def append(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
+    """``buffer`` [2, capacity, ..] with ``new`` [2, n, ..] written behind ``length``; capacity doubles when full."""
+    buffer = torch.empty_like(new[:, :0]) if buffer is None else buffer
+    needed = length + new.shape[1]
+    if needed > buffer.shape[1]:
+        grown = buffer.new_empty(2, max(2 * buffer.shape[1], needed, 256), *buffer.shape[2:])
+        grown[:, :length] = buffer[:, :length]
+        buffer = grown
+    buffer[:, length:needed] = new
+    return buffer

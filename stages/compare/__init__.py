@@ -1,0 +1,1 @@
+"""Stage compare: evaluations of several drafters -> tables and figures side by side."""

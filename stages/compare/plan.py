@@ -1,0 +1,71 @@
+"""What ``plan=true`` prints for a comparison: runs, steps, time and disk."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pipeline import console
+from pipeline.config import Config, TargetConfig
+from pipeline.target import Target
+from pipeline.variants import Layout
+
+CONTEXT, TOKENS = 64, 8  # of the decoding that is timed
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What training one variant takes; the stage train worked it out."""
+
+    steps: int
+    seconds: float
+    size: int  # bytes of its draft
+
+
+def show_plan(config: Config, layout: Layout, costs: dict[str, Cost], root: Path) -> None:
+    """Print a line a variant and the sums; decodes a few tokens to time the target, and makes nothing."""
+    token = token_seconds(config.target)
+    rows, evaluating = [], 0.0
+    for name, variant in layout.variants.items():
+        seconds = token * decoded_tokens(variant.config)
+        evaluating += seconds
+        cost, times = costs[name], (console.duration(costs[name].seconds), console.duration(seconds))
+        rows.append((name, f"{cost.steps:,}", *times, console.size(cost.size)))
+    columns = ("variant", "steps", "training, about", "evaluating, at most", "draft")
+    console.table(f"Plan of stage compare: {len(rows)} variants on {config.target.name}", columns, rows)
+    training, size = sum(c.seconds for c in costs.values()), sum(c.size for c in costs.values())
+    free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
+    console.say(
+        f"{len(rows)} runs, {sum(c.steps for c in costs.values()):,} steps: about {console.duration(training)} of "
+        f"training (from FLOPs and this machine's matmul speed), at most {console.duration(evaluating)} of "
+        f"evaluating ({1000 * token:.0f} ms a token, one token a pass); {console.size(size)} of drafts, "
+        f"{console.size(free)} free. What is there already is not done again. Nothing was done."
+    )
+
+
+def decoded_tokens(config: Config) -> int:
+    """Tokens that an evaluation decodes at most, plain decoding included.
+
+    Without a limit on prompts (``evaluate.prompts=null``) it is not known before they are read: 0.
+    """
+    evaluate = config.evaluate
+    prompts = (evaluate.prompts or 0) * len(evaluate.benchmarks)
+    return prompts * evaluate.max_new_tokens * (2 if evaluate.baseline else 1)
+
+
+@torch.inference_mode()
+def token_seconds(target: TargetConfig) -> float:
+    """Seconds of one token of plain decoding, measured after ``CONTEXT`` positions."""
+    model = Target.load(target)
+    cache = model.new_cache()
+    model.run(torch.ones(1, CONTEXT, dtype=torch.int64, device=model.device), cache=cache)
+    one = torch.ones(1, 1, dtype=torch.int64, device=model.device)
+    began = time.perf_counter()
+    for _ in range(TOKENS):
+        # A token is chosen from the logits: reading the choice waits for the device, as decoding does.
+        int(model.logits(model.run(one, cache=cache).last_hidden[:, -1]).argmax())
+    return (time.perf_counter() - began) / TOKENS

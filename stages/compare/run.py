@@ -1,0 +1,150 @@
+"""``stage=compare``: the evaluations of all variants -> a versioned comparison.
+
+Training and evaluating the variants is the business of the stages train and evaluate, which pipeline/__main__.py
+runs one after the other; what they have made is found again by its fingerprint, so that a comparison which was
+killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from data_specs.evaluation import read_rounds
+from data_specs.manifest import fingerprint
+from pipeline import console
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import Config, section
+from pipeline.drafts.checkpoint import load
+from pipeline.drafts.model import Model
+from pipeline.ranks import is_main
+from pipeline.target import device_of, load_tensors
+from pipeline.variants import Layout
+from pipeline.work import begin_once, commit_once
+from stages.compare.latency import measure
+from stages.compare.report import show, write_report
+from stages.compare.tables import Measured, figure, main_table
+
+KIND, SCHEMA_VERSION = "comparison", 1
+
+Made = dict[str, dict[str, Artifact]]  # variant -> kind -> artifact: its cache, draft and evaluation
+
+
+def run_compare(config: Config, store: Store, layout: Layout, made: Made) -> Artifact:
+    """Put the evaluations of ``made`` side by side as ``layout`` says; the comparison may be there already.
+
+    Raises ``PairingError`` where the variants of a table or figure share no prompts.
+    """
+    parents = {name: parts["evaluation"].manifest.fingerprint for name, parts in made.items()}
+    inputs = fingerprint(SCHEMA_VERSION, section(config.compare), config.evaluate.bootstrap, parents)
+    found = store.find(KIND, inputs)
+    if found is not None and is_main():
+        console.say(f"the comparison is already there: {found.reference} ({found.path})")
+    artifact = found or _commit(config, store, layout, made, inputs)
+    if is_main():
+        show(artifact)
+    return artifact
+
+
+def _commit(config: Config, store: Store, layout: Layout, made: Made, inputs: str) -> Artifact:
+    """Make the comparison of the fingerprint ``inputs`` and commit it, by one of the ranks."""
+    parents = {name: parts["evaluation"].manifest.fingerprint for name, parts in made.items()}
+    recorded = {name: section(getattr(config, name)) for name in ("target", "train", "evaluate", "compare")}
+    name = f"{config.target.name}_{config.compare.name}"
+    work = begin_once(store, KIND, name, SCHEMA_VERSION, inputs, parents, recorded)
+    if isinstance(work, Artifact):
+        return work
+    folder = work.path
+
+    def finish() -> dict[str, Any]:
+        result = compare(config, layout, made)
+        write_report(folder, result)
+        return _counts(result)
+
+    return commit_once(store, work, finish)
+
+
+def _counts(result: dict[str, Any]) -> dict[str, Any]:
+    """What the manifest says: how much was compared, and the greatest accepted length of the table."""
+    table = result["table"]
+    lengths = table["rows"][table["order"][-1]]["accepted_length"].values()
+    return {
+        "variants": len(result["order"]),
+        "steps": result["facts"]["steps"],
+        "prompts": table["prompts"],
+        "accepted_length": max(told["value"] or 0.0 for told in lengths),
+    }
+
+
+def compare(config: Config, layout: Layout, made: Made) -> dict[str, Any]:
+    """Everything that the report shows, as comparison.json holds it."""
+    measured = {
+        name: Measured(read_rounds(made[name]["evaluation"].path), variant.config.drafter.block_size)
+        for name, variant in layout.variants.items()
+    }
+    benchmarks, resamples = config.evaluate.benchmarks, config.evaluate.bootstrap
+    table = main_table({d: measured[v] for d, v in layout.table.items()}, benchmarks, resamples)
+    latencies = _latencies(config, layout, made)
+    figures = {}
+    for name, lines in layout.figures.items():
+        asked = config.compare.figures[name]
+        points = {drafter: [measured[v] for v in variants] for drafter, variants in lines.items()}
+        figures[name] = figure(points, asked.values, benchmarks, resamples) | {
+            "title": asked.title,
+            "key": asked.key,
+            "variants": lines,
+            "latency": {d: [latencies[v] for v in vs] for d, vs in lines.items()} if asked.latency else None,
+        }
+    return {
+        "facts": _facts(config, made),
+        "table": table | {"variants": layout.table},
+        "figures": figures,
+        "figure_order": list(figures),  # JSON objects are written with sorted keys
+        "variants": {name: _described(layout, name, parts) for name, parts in made.items()},
+        "order": list(layout.variants),
+    }
+
+
+def _latencies(config: Config, layout: Layout, made: Made) -> dict[str, dict[str, float]]:
+    """Variant of a figure that asks for it -> the time of its draft step."""
+    asked = [lines for name, lines in layout.figures.items() if config.compare.figures[name].latency]
+    names = list(dict.fromkeys(v for lines in asked for variants in lines.values() for v in variants))
+    if not names:
+        return {}
+    tensors, device = load_tensors(config.target), device_of(config.target)
+    found = {}
+    with console.progress("timing draft steps", len(names)) as bar:
+        for name in names:
+            draft = load(made[name]["draft"].path, tensors).to(device=device, dtype=tensors.head.dtype)
+            assert isinstance(draft, Model), "what the registry makes"
+            found[name] = asdict(measure(draft, seed=config.seed))
+            bar.advance(1, name)
+    return found
+
+
+def _facts(config: Config, made: Made) -> dict[str, Any]:
+    first = next(iter(made.values()))
+    return {
+        "target": config.target.name,
+        "cache": first["cache"].reference,
+        "steps": first["draft"].manifest.counts["steps"],
+        "global_batch": config.train.global_batch,
+        "anchors": config.train.anchors,
+        "seed": config.seed,
+        "sampler": first["evaluation"].manifest.config["sampler"],
+        "max_new_tokens": config.evaluate.max_new_tokens,
+        "device": str(device_of(config.target)),
+        "dtype": config.target.dtype,
+    }
+
+
+def _described(layout: Layout, name: str, parts: dict[str, Artifact]) -> dict[str, Any]:
+    counts = parts["draft"].manifest.counts
+    return {
+        "overrides": list(layout.variants[name].overrides),
+        "draft": parts["draft"].reference,
+        "evaluation": parts["evaluation"].reference,
+        "trainable": counts["trainable"],
+        "steps": counts["steps"],
+        "heldout_length": counts["best_accepted_length"],
+    }

@@ -1,0 +1,107 @@
+"""The paired bootstrap and the tables, on rounds that can be worked out by hand."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from data_specs.evaluation import SCHEMA
+from stages.compare.tables import Measured, figure, main_table, paired_ratio
+
+
+def rounds(accepted: dict[str, list[int]], benchmark: str = "math") -> pa.Table:
+    """A round of 3 drafts for each number accepted, of prompts by key."""
+    rows = [
+        {
+            "benchmark": benchmark, "prompt": p, "key": key, "turn": 0, "mode": "draft", "round": n + 1,
+            "context": 20, "drafted": 3, "proposed": 3, "accepted": a, "emitted": a + 1, "tokens": [7] * (a + 1),
+            "confidences": None, "draft_seconds": 0.01, "verify_seconds": 0.03, "finish": None,
+        }
+        for p, (key, line) in enumerate(accepted.items())
+        for n, a in enumerate(line)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def measured(accepted: dict[str, list[int]], benchmark: str = "math") -> Measured:
+    return Measured(rounds(accepted, benchmark), 3)
+
+
+def test_the_ratio_is_of_the_same_resample() -> None:
+    """Prompts differ by a factor of four, drafters by two in each: paired, the ratio has no spread at all."""
+    easy_and_hard = np.array([2.5, 4.0, 1.0, 2.5])
+    assert paired_ratio(easy_and_hard / 2, easy_and_hard).tolist() == [0.5, 0.5, 0.5, 0.5]
+    assert np.isnan(paired_ratio(np.array([1.0]), np.array([np.nan]))).tolist() == [True]
+
+
+def test_the_paired_interval_is_a_point_where_every_prompt_gives_the_same_ratio() -> None:
+    """dspark emits 2 or 4 tokens a round, half of it dflash: their own intervals overlap, the ratio's is a point."""
+    found = main_table(
+        {
+            "dspark": measured({"a": [1, 1], "b": [3, 3]}),
+            "dflash": measured({"b": [1, 1], "a": [0, 0]}),  # the other way round: the prompt's key counts
+        },
+        ["math"],
+        200,
+    )
+    row = found["rows"]["math"]
+    assert row["prompts"] == 2
+    assert row["accepted_length"]["dspark"] == {"value": 3.0, "interval": [2.0, 4.0]}
+    assert row["accepted_length"]["dflash"] == {"value": 1.5, "interval": [1.0, 2.0]}
+    assert row["ratio"]["dflash"] == {"value": 0.5, "interval": [0.5, 0.5]}
+    assert row["ratio"]["dspark"] == {"value": 1.0, "interval": [1.0, 1.0]}
+
+
+def test_the_paired_interval_of_two_prompts() -> None:
+    """Ratios 1/2 (prompt a), 1 (b), 3/4 (both): two prompts are drawn as aa, ab, ba or bb."""
+    found = main_table(
+        {"dspark": measured({"a": [1], "b": [1]}), "dflash": measured({"a": [0], "b": [1]})}, ["math"], 500
+    )
+    assert found["rows"]["math"]["ratio"]["dflash"] == {"value": 0.75, "interval": [0.5, 1.0]}
+
+
+def test_the_macro_average_is_of_ratios_of_averages() -> None:
+    tables = {
+        name: Measured(pa.concat_tables([rounds(math), rounds(chat, "chat")]), 3)
+        for name, math, chat in (
+            ("dspark", {"a": [3]}, {"c": [1]}),  # 4 and 2: 3
+            ("mtp", {"a": [0]}, {"c": [1]}),  # 1 and 2: 1.5
+        )
+    }
+    found = main_table(tables, ["chat", "math"], 50)
+    assert found["order"] == ["chat", "math", "macro average"]
+    row = found["rows"]["macro average"]
+    assert row["prompts"] == 2
+    assert row["accepted_length"]["mtp"]["value"] == 1.5
+    assert row["ratio"]["mtp"]["value"] == 0.5
+    # Both prompts together: 2 of 2 rounds, 1 of 2, 1 of 1.
+    assert [figure["value"] for figure in found["conditional"]["dspark"]] == [1.0, 0.5, 1.0]
+    assert found["speed"]["dspark"]["draft_ms"]["value"] == pytest.approx(10)
+    assert found["speed"]["dspark"]["speedup"]["value"] is None  # nothing was decoded plainly
+
+
+def test_conditional_acceptance_is_pooled_over_benchmarks() -> None:
+    """A benchmark in which one round in ten reaches position 2 must not weigh as much as one with ten rounds there."""
+    rare, often = rounds({"a": [2] + [0] * 9}), rounds({"c": [1] * 10}, "chat")
+    found = main_table({"dspark": Measured(pa.concat_tables([rare, often]), 3)}, ["math", "chat"], 0)
+    values = [figure["value"] for figure in found["conditional"]["dspark"]]
+    assert values == [11 / 20, 1 / 11, 0.0]  # averaged over benchmarks position 2 would be (1 + 0) / 2
+
+
+def test_a_figure_counts_the_prompts_that_all_of_its_variants_answered() -> None:
+    lines = {
+        "dspark": [measured({"a": [1], "b": [3], "c": [3]}), measured({"a": [2]})],
+        "dflash": [measured({"b": [3], "a": [0]}), measured({"a": [1], "b": [3]})],
+    }
+    found = figure(lines, [4, 8], ["math"], 20)
+    assert found["prompts"] == 1  # a
+    assert found["accepted_length"] == {
+        "dspark": [{"value": 2.0, "interval": None}, {"value": 3.0, "interval": None}],
+        "dflash": [{"value": 1.0, "interval": None}, {"value": 2.0, "interval": None}],
+    }
+    assert (found["drafters"], found["values"]) == (["dspark", "dflash"], [4, 8])
+
+
+def test_intervals_repeat() -> None:
+    dspark, mtp = measured({"a": [1], "b": [3], "c": [0]}), measured({"a": [0], "b": [2], "c": [0]})
+    table = {"dspark": dspark, "mtp": mtp}
+    assert main_table(table, ["math"], 100) == main_table(table, ["math"], 100)
