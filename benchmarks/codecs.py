@@ -25,7 +25,8 @@ from data_specs.target_cache import CODECS, CacheSpec, segment_name
 from pipeline.cache_store import CacheReader, Sample, write_index, write_segment
 from pipeline.config import TargetConfig
 from pipeline.console import say, table
-from pipeline.target import Target, load_tokenizer
+from pipeline.target import Target
+from pipeline.target_files import load_tokenizer
 
 TEXT = Path(__file__).parents[1] / "data_specs" / "prompts" / "quickstart.jsonl"
 

@@ -83,7 +83,9 @@ class Group:
             elif kind == CALL:
                 getattr(target, content[0])(*content[1])
             elif kind == FAILED:
-                raise UserError(f"rank {self.first}, which leads this one (rank {ranks.rank()}), failed: {content}")
+                raise UserError(
+                    f"rank {self.first}, which leads this one (rank {ranks.rank()}), failed: {content}"
+                )
             else:
                 return content
 

@@ -27,7 +27,14 @@ def config_of(folder: Path, target: Path) -> schema.Config:
         capture=schema.CaptureConfig(max_length=256, chunk_tokens=16, shard_tokens=64),
         drafter=schema.DrafterConfig(name="dspark", algorithm="dspark", block_size=3, depth=1, markov_rank=4),
         train=schema.TrainConfig(
-            steps=1, global_batch=2, micro_batch=1, anchors=4, warmup=0.0, dtype="fp32", workers=0, heldout_samples=0
+            steps=1,
+            global_batch=2,
+            micro_batch=1,
+            anchors=4,
+            warmup=0.0,
+            dtype="fp32",
+            workers=0,
+            heldout_samples=0,
         ),
         deepspeed=schema.DeepSpeedConfig(stage=0),
         evaluate=schema.EvaluateConfig(
@@ -39,7 +46,9 @@ def config_of(folder: Path, target: Path) -> schema.Config:
 
 
 @pytest.mark.parametrize("family", tiny_targets.FAMILIES)
-def test_a_draft_trained_on_the_target_leaves_its_greedy_answers_as_they_are(family: str, tmp_path: Path) -> None:
+def test_a_draft_trained_on_the_target_leaves_its_greedy_answers_as_they_are(
+    family: str, tmp_path: Path
+) -> None:
     """Pitfall 41, through every stage and the files between them."""
     config = config_of(tmp_path, tiny_targets.save(family, tmp_path / "target"))
     store = Store(config.artifacts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import sys
 import unittest.mock
@@ -15,7 +16,8 @@ import torch
 from pipeline import config as schema
 from pipeline.artifacts import Artifact, Store
 from pipeline.ranks import free_port
-from pipeline.target import Target, identity
+from pipeline.target import Target
+from pipeline.target_files import identity
 
 TAPS = [0, 2]
 
@@ -63,7 +65,22 @@ def make(
     return store.commit(work, write_index(work.path, spec, len(segments), sealed | {"counts": {}}))
 
 
-def train_config(folder: Path, artifacts: Path, **changes: Any) -> schema.Config:
+# The smallest drafters: blocks of 3, one layer.
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "dspark": {"markov_rank": 4},
+    "dflash": {"block_size": 4, "sample_from_anchor": False, "loss": schema.LossConfig(1.0, 0.0, 0.0)},
+    "eagle3": {"vocab_size": 100, "loss": schema.LossConfig(0.0, 0.0, 0.0, soft=1.0)},
+    "mtp": {"num_taps": 0, "train_steps": 1, "loss": schema.LossConfig(1.0, 0.0, 0.0)},
+}
+
+
+def drafter_config(algorithm: str) -> schema.DrafterConfig:
+    """One of ``DRAFTERS``, named as its algorithm."""
+    values = {"block_size": 3, "depth": 1} | schema.FIXED[algorithm] | DRAFTERS[algorithm]
+    return schema.DrafterConfig(name=algorithm, algorithm=algorithm, **values)
+
+
+def train_config(folder: Path, artifacts: Path, algorithm: str = "dspark", **changes: Any) -> schema.Config:
     """A few steps in fp32 without workers, tracking or warm-up; ``changes`` are those of ``train``."""
     train: dict[str, Any] = {
         "steps": 6, "global_batch": 2, "micro_batch": 1, "anchors": 4, "lr": 1e-3, "warmup": 0.0,
@@ -74,7 +91,7 @@ def train_config(folder: Path, artifacts: Path, **changes: Any) -> schema.Config
         target=target_config(folder),
         data=schema.DataConfig(name="chat"),
         answers=schema.AnswersConfig(engine="given"),
-        drafter=schema.DrafterConfig(name="dspark", algorithm="dspark", block_size=3, depth=1, markov_rank=4),
+        drafter=drafter_config(algorithm),
         train=schema.TrainConfig(**(train | changes)),
         deepspeed=schema.DeepSpeedConfig(stage=0),
         tracking=schema.TrackingConfig(mode="none"),
@@ -101,24 +118,31 @@ def overrides(config: schema.Config) -> list[str]:
 
 def run(config: schema.Config, environment: dict[str, str]) -> None:
     """Train as ``python -m pipeline`` would (in a process of its own; see ``Process``)."""
-    from stages.train.loop import run_train
+    from stages.train import loop
 
     os.environ.update(environment)
     torch.set_num_threads(1)  # two ranks with two threads each are 30 times slower
+    loop.record.plot = lambda _, path: path.touch()  # half of such a run; test_record.py looks at plots
     store = Store(config.artifacts)
-    run_train(config, store, store.resolve("cache", "tiny_chat"))
+    loop.run_train(config, store, store.resolve("cache", "tiny_chat"))
+
+
+def fork_server() -> Any:
+    """The context whose processes are forked from one that has imported everything; it starts in the background."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tiny_preload"])
+    # The fork server, which is started once, imports what it preloads by PYTHONPATH.
+    with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        multiprocessing.forkserver.ensure_running()
+    return context
 
 
 class Process:
-    """A run in a process that is forked from one that has imported everything: ready in milliseconds."""
+    """A run in a process that is ready in milliseconds (once the fork server is)."""
 
     def __init__(self, config: schema.Config, **environment: str) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["stages.train.loop", "deepspeed", "matplotlib.figure", "zarr"])
-        self.process = context.Process(target=run, args=(config, environment))
-        # The fork server, which is started once, imports what it preloads by PYTHONPATH.
-        with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
-            self.process.start()
+        self.process = fork_server().Process(target=run, args=(config, environment))
+        self.process.start()
         assert self.process.pid is not None
         self.pid: int = self.process.pid
 

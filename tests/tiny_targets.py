@@ -41,7 +41,12 @@ def qwen3() -> Any:
 
 def qwen3_moe() -> Any:
     """Two of four experts a token, in all layers but the first."""
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [0]}
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "mlp_only_layers": [0],
+    }
     return hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**SIZES | experts | {"num_hidden_layers": 3}))
 
 
@@ -74,7 +79,9 @@ def gemma3_multimodal() -> Any:
     """A text config inside a multimodal one, as gemma-3-4b to 27b are published."""
     vision = hf.SiglipVisionConfig(**VISION, image_size=28, patch_size=14)
     text = hf.Gemma3TextConfig(**SIZES | GEMMA)
-    config = hf.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, tie_word_embeddings=True)
+    config = hf.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, tie_word_embeddings=True
+    )
     return hf.Gemma3ForConditionalGeneration(config)
 
 
@@ -84,7 +91,9 @@ def gemma4() -> Any:
     own = {"num_hidden_layers": 6, "layer_types": layers, "num_kv_shared_layers": 2, "global_head_dim": 16}
     inputs = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": tiny.VOCABULARY}
     text = hf.Gemma4TextConfig(**SIZES | GEMMA | own | inputs, final_logit_softcapping=CAP)
-    return hf.Gemma4ForConditionalGeneration(hf.Gemma4Config(text_config=text, vision_config=None, audio_config=None))
+    return hf.Gemma4ForConditionalGeneration(
+        hf.Gemma4Config(text_config=text, vision_config=None, audio_config=None)
+    )
 
 
 def gemma4_unified() -> Any:

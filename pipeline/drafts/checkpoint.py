@@ -24,7 +24,7 @@ from pipeline.drafts.model import Model
 from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, FILL_IN, MODEL_TYPES, head_tensors
 
 if TYPE_CHECKING:
-    from pipeline.target import TargetTensors
+    from pipeline.target_files import TargetTensors
 
 
 class CheckpointError(UserError):

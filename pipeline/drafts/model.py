@@ -35,7 +35,7 @@ class Model(Draft):
 
     def __init__(self, config: Any, family: ModuleType, width: int | None = None) -> None:
         super().__init__()
-        self.config, self.family = config, family
+        self.config, self.norm_class = config, family.RMSNorm  # no module: a draft can be copied
         hidden, vocabulary = config.hidden_size, config.vocab_size
         self.embed_tokens = nn.Embedding(vocabulary, hidden)
         self.layers = nn.ModuleList(
@@ -61,7 +61,7 @@ class Model(Draft):
 
     def make_norm(self) -> nn.Module:
         """A norm over the hidden size."""
-        return self.family.RMSNorm(self.config.hidden_size, eps=self.config.rms_norm_eps)
+        return self.norm_class(self.config.hidden_size, eps=self.config.rms_norm_eps)
 
     @property
     def decoder_layers(self) -> list[DecoderLayer]:

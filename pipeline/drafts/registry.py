@@ -19,7 +19,7 @@ from pipeline.drafts.model import Model
 
 if TYPE_CHECKING:
     from pipeline.config import DrafterConfig
-    from pipeline.target import TargetTensors
+    from pipeline.target_files import TargetTensors
 
 FAMILIES: dict[str, ModuleType] = {"qwen3": qwen3, "gemma4": gemma4, "llama": llama}
 ALGORITHMS: dict[str, type[Model]] = {

@@ -22,7 +22,8 @@ from pipeline.config import Config, ConfigError, section
 from pipeline.console import Bar, duration, progress, say, size, table
 from pipeline.ranks import is_main, world_size
 from pipeline.rows import Message, Rejection
-from pipeline.target import Target, device_of, eos_ids, identity, load_tokenizer, locate, read_config
+from pipeline.target import Target
+from pipeline.target_files import device_of, eos_ids, identity, load_tokenizer, locate, read_config
 from pipeline.work import WorkShare, begin_once, commit_once
 from stages.cache.engine import Engine, Refusal, Reply, Request, Settings, effective_settings, left_out
 from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of

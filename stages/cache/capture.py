@@ -19,7 +19,7 @@ from data_specs.answers import read_answers
 from data_specs.manifest import fingerprint
 from data_specs.target_cache import SCHEMA_VERSION, SPLITS, CacheError, CacheSpec, segment_bytes, segment_name
 from pipeline import ranks, target_group
-from pipeline import target as targets
+from pipeline import target_files as targets
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.cache_store import (
     SEALED,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from data_specs.target_cache import CacheSpec, segment_bytes
-from pipeline import target as targets
+from pipeline import target_files as targets
 from pipeline.cache_store import plan_segments
 from pipeline.config import Config
 

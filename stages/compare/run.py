@@ -18,7 +18,7 @@ from pipeline.config import Config, section
 from pipeline.drafts.checkpoint import load
 from pipeline.drafts.model import Model
 from pipeline.ranks import is_main
-from pipeline.target import device_of, load_tensors
+from pipeline.target_files import device_of, load_tensors
 from pipeline.variants import Layout
 from pipeline.work import begin_once, commit_once
 from stages.compare.latency import measure

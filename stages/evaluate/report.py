@@ -15,10 +15,10 @@ from data_specs.manifest import read_json, write_json
 from pipeline import console
 from pipeline.acceptance import average, by_context, figures, summary
 from pipeline.artifacts import Artifact
+from pipeline.reporting import MACRO, axes, line, markdown_table, number, save, share, with_interval
 
 SUMMARY, MARKDOWN = "summary.json", "summary.md"
 POSITIONS_PLOT, LENGTH_PLOT = "acceptance_by_position.png", "accepted_length.png"
-MACRO = "macro average"
 COLUMNS = (
     "benchmark", "prompts", "accepted length", "acceptance", "acceptance by position", "tokens/s", "plain",
     "speedup",
@@ -62,12 +62,12 @@ def summarise(rounds: pa.Table, facts: Facts, positions: int, resamples: int) ->
     """Counts and metrics of every benchmark, their macro average, and the same by context length."""
     benchmarks: dict[str, Any] = {}
     parts = []
-    for name, selected in facts.prompts.items():
+    for seed, (name, selected) in enumerate(facts.prompts.items()):
         part = rounds.filter(pc.equal(rounds["benchmark"], name))
         if part.num_rows == 0:
             benchmarks[name] = {"counts": {"prompts": 0, "too_long": selected}, "metrics": None, "finish": {}}
             continue
-        found = figures(part, positions, resamples)
+        found = figures(part, positions, resamples, seed)  # benchmarks are resampled independently
         parts.append(found)
         counts = {"prompts": found.prompts, "too_long": selected - found.prompts} | found.counts
         benchmarks[name] = {"counts": counts, "metrics": summary(found.metrics), "finish": _finish(part)}
@@ -117,29 +117,11 @@ def _cells(name: str, prompts: str, metrics: dict[str, Any] | None) -> tuple[str
         prompts,
         with_interval(metrics["accepted_length"]),
         share(metrics["acceptance_rate"]),
-        " ".join(_number(figure, "{:.2f}").lstrip("0") for figure in metrics["survival"]),
-        _number(metrics["tokens_per_second"], "{:.1f}"),
-        _number(metrics["plain_tokens_per_second"], "{:.1f}"),
+        " ".join(number(figure, "{:.2f}").lstrip("0") for figure in metrics["survival"]),
+        number(metrics["tokens_per_second"], "{:.1f}"),
+        number(metrics["plain_tokens_per_second"], "{:.1f}"),
         with_interval(metrics["speedup"]),
     )
-
-
-def with_interval(figure: dict[str, Any]) -> str:
-    """``2.13 [1.98, 2.27]``, or without the brackets where there is no interval."""
-    text = _number(figure, "{:.2f}")
-    if figure["value"] is None or figure["interval"] is None:
-        return text
-    low, high = figure["interval"]
-    return f"{text} [{low:.2f}, {high:.2f}]"
-
-
-def share(figure: dict[str, Any]) -> str:
-    """``61 %``, or a dash where there is no value."""
-    return _number(figure, "{:.0%}").replace("%", " %")
-
-
-def _number(figure: dict[str, Any], form: str) -> str:
-    return "-" if figure["value"] is None else form.format(figure["value"])
 
 
 def footnotes(result: dict[str, Any]) -> list[str]:
@@ -171,16 +153,16 @@ def markdown(result: dict[str, Any]) -> str:
     facts = result["facts"]
     parts = [
         f"# {facts['draft']} on {facts['target']}",
-        _markdown_table(COLUMNS, table_rows(result)),
-        "\n".join(f"- {line}" for line in footnotes(result)),
+        markdown_table(COLUMNS, table_rows(result)),
+        "\n".join(f"- {text}" for text in footnotes(result)),
         "## Time and verification",
-        _markdown_table(("benchmark", *(title for title, _, _ in DETAILS)), _detail_rows(result)),
+        markdown_table(("benchmark", *(title for title, _, _ in DETAILS)), _detail_rows(result)),
         "## Conditional acceptance: P(accepted >= k | accepted >= k - 1, proposed >= k)",
-        _markdown_table(
+        markdown_table(
             ("benchmark", *map(str, range(1, result["positions"] + 1))), _conditional_rows(result)
         ),
         "## By context length",
-        _markdown_table(
+        markdown_table(
             ("positions", "prompts", "rounds", "accepted length", "acceptance rate"), _context_rows(result)
         ),
         f"![acceptance by position]({POSITIONS_PLOT})\n\n![accepted length]({LENGTH_PLOT})",
@@ -207,14 +189,14 @@ def _named_metrics(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def _detail_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
-        (name, *(_number(metrics[key], form) for _, key, form in DETAILS))
+        (name, *(number(metrics[key], form) for _, key, form in DETAILS))
         for name, metrics in _named_metrics(result)
     ]
 
 
 def _conditional_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
-        (name, *(_number(figure, "{:.2f}") for figure in metrics["conditional"]))
+        (name, *(number(figure, "{:.2f}") for figure in metrics["conditional"]))
         for name, metrics in _named_metrics(result)
     ]
 
@@ -228,18 +210,13 @@ def _context_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def show(artifact: Artifact) -> None:
     """The last screen, from the stored summary: table, artifact, and what to type next."""
     result = read_json(artifact.path / SUMMARY)
     facts = result["facts"]
     _show_tables(f"{facts['draft']} on {facts['target']}", table_rows(result))
-    for line in footnotes(result):
-        console.say(f"  {line}")
+    for text in footnotes(result):
+        console.say(f"  {text}")
     console.panel(
         "Evaluation",
         [
@@ -277,27 +254,23 @@ def flat_metrics(result: dict[str, Any]) -> dict[str, float]:
 
 def _plot_positions(path: Path, result: dict[str, Any]) -> None:
     """Survival and conditional acceptance by position, a line a benchmark, intervals shaded."""
-    figure, axes = _axes(2, (10, 4))
+    figure, panels = axes(2, (10, 4))
     for axis, key, title in zip(
-        axes, ("survival", "conditional"), ("P(accepted >= k)", "P(accepted >= k | reached k)"), strict=True
+        panels, ("survival", "conditional"), ("P(accepted >= k)", "P(accepted >= k | reached k)"), strict=True
     ):
         for name, metrics in _named_metrics(result):
-            known = [(k, f) for k, f in enumerate(metrics[key], 1) if f["value"] is not None]
-            (line,) = axis.plot([k for k, _ in known], [f["value"] for _, f in known], marker="o", label=name)
-            ranged = [(k, *f["interval"]) for k, f in known if f["interval"] is not None]
-            if ranged:
-                axis.fill_between(*zip(*ranged, strict=True), color=line.get_color(), alpha=0.15)
+            line(axis, range(1, len(metrics[key]) + 1), metrics[key], name)
         positions = range(1, result["positions"] + 1)
         axis.set(title=title, xlabel="position k in the block", xticks=positions, ylim=(0, 1.02))
         axis.grid(alpha=0.3)
-    axes[0].legend()
-    _save(figure, path)
+    panels[0].legend()
+    save(figure, path)
 
 
 def _plot_lengths(path: Path, result: dict[str, Any]) -> None:
     """Accepted length of every benchmark with its interval."""
     named = _named_metrics(result)
-    figure, (axis,) = _axes(1, (1.5 + 1.3 * max(2, len(named)), 4))
+    figure, (axis,) = axes(1, (1.5 + 1.3 * max(2, len(named)), 4))
     for place, (_, metrics) in enumerate(named):
         length = metrics["accepted_length"]
         if length["value"] is None:
@@ -310,15 +283,4 @@ def _plot_lengths(path: Path, result: dict[str, Any]) -> None:
     axis.set(ylabel="accepted length (bonus counted)")
     axis.axhline(1, color="grey", linewidth=0.8, linestyle="--")
     axis.grid(alpha=0.3, axis="y")
-    _save(figure, path)
-
-
-def _axes(count: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # no pyplot: no display, no global state
-
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(1, count, squeeze=False)[0]
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    save(figure, path)

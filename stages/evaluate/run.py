@@ -25,7 +25,8 @@ from pipeline.drafts.model import Model
 from pipeline.drafts.registry import head_rows
 from pipeline.ranks import is_main
 from pipeline.sampling import Sampler
-from pipeline.target import Target, TargetTensors, identity, load_tensors, load_tokenizer, locate
+from pipeline.target import Target
+from pipeline.target_files import TargetTensors, identity, load_tensors, load_tokenizer, locate
 from pipeline.tracking import Tracker
 from pipeline.work import WorkShare, commit_once
 from stages.evaluate.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts

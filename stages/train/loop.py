@@ -28,7 +28,7 @@ from pipeline import console, ranks
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config, section
 from pipeline.drafts.base import LossWeights
-from pipeline.target import load_tensors
+from pipeline.target_files import load_tensors
 from pipeline.tracking import Tracker
 from pipeline.work import commit_once
 from stages.train import batches, checkpoints, engine, record

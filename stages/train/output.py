@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipeline.drafts import checkpoint
 from pipeline.drafts.base import FROZEN, Draft
-from pipeline.target import TargetTensors
+from pipeline.target_files import TargetTensors
 
 
 def save_draft(draft: Draft, folder: Path, dtype: torch.dtype) -> None:

@@ -23,7 +23,7 @@ from pipeline.drafts import checkpoint
 from pipeline.drafts.mask_token import choose
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import Start, build, chosen_taps, supervised
-from pipeline.target import TargetTensors, identity, load_layers, load_tensors, load_tokenizer, locate
+from pipeline.target_files import TargetTensors, identity, load_layers, load_tensors, load_tokenizer, locate
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, heldout_numbers
 from stages.train.schedule import total_steps
 

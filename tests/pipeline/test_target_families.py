@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.config import ConfigError, TargetConfig
-from pipeline.target import Target, load_layers, load_tensors
+from pipeline.target import Target
+from pipeline.target_files import load_layers, load_tensors
 
 LENGTH = 40  # five windows
 TAPS = [-1, 0, 1, 2]
@@ -42,7 +43,9 @@ def test_taps_are_what_a_forward_hook_on_the_named_layer_sees(target: Target, id
     """Pitfall 16; of several streams [B, S, streams, H] the mean."""
     seen = {}
     hooks = [
-        target.decoder.layers[layer].register_forward_hook(lambda _, __, out, at=layer: seen.update({at: out}))
+        target.decoder.layers[layer].register_forward_hook(
+            lambda _, __, out, at=layer: seen.update({at: out})
+        )
         for layer in TAPS[1:]
     ]
     parts = target.run(ids).hidden.split(32, dim=-1)
@@ -134,7 +137,9 @@ def test_drafted_answers_are_the_models_own_greedy_ones(target: Target, ids: tor
     assert len(set(expected)) >= 3
 
 
-def test_padding_on_the_right_changes_nothing_for_the_tokens_before_it(target: Target, ids: torch.Tensor) -> None:
+def test_padding_on_the_right_changes_nothing_for_the_tokens_before_it(
+    target: Target, ids: torch.Tensor
+) -> None:
     """Pitfall 15: batched = single."""
     short = ids[:, :13]
     padded = torch.cat([short, torch.zeros(1, LENGTH - 13, dtype=torch.long)], 1)
@@ -178,7 +183,10 @@ def test_the_published_names_of_tensors(deepseek: Target, tmp_path: Path, ids: t
     assert torch.equal(published.embedding, saved.embedding)
     assert torch.equal(published.head, saved.head)
     assert torch.equal(published.final_norm, saved.final_norm)
-    assert load_layers(config_of(tmp_path), [1])[1].keys() == load_layers(config_of(deepseek.folder), [1])[1].keys()
+    assert (
+        load_layers(config_of(tmp_path), [1])[1].keys()
+        == load_layers(config_of(deepseek.folder), [1])[1].keys()
+    )
     assert torch.equal(Target.load(config_of(tmp_path), TAPS).run(ids).hidden, deepseek.run(ids).hidden)
 
 

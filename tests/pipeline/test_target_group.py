@@ -60,7 +60,10 @@ def test_a_follower_does_what_its_leader_did(wire: list[list[Any]]) -> None:
 
     assert leader.work(lead, lambda taps: pytest.fail("the leader loads by itself")) == "the cache"
     assert [order[0] for order in wire] == ["load", "call", "call", "done"]
-    assert follower.work(lambda: pytest.fail("followed"), lambda taps: load(follower, followed, taps)) == "the cache"
+    assert (
+        follower.work(lambda: pytest.fail("followed"), lambda taps: load(follower, followed, taps))
+        == "the cache"
+    )
     assert wire == []
     assert led[0].calls == followed[0].calls == [("check",), ("run", [7]), ("run", [1, 2])]
 
@@ -102,7 +105,9 @@ def test_ranks_that_make_no_whole_groups_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", ranks)
     with (
-        pytest.raises(ConfigError, match=f"target.tensor_parallel={size}: .* divides the ranks, got {ranks} of them"),
+        pytest.raises(
+            ConfigError, match=f"target.tensor_parallel={size}: .* divides the ranks, got {ranks} of them"
+        ),
         join(config_of(size), CPU),
     ):
         pass

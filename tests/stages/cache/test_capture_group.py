@@ -34,7 +34,12 @@ def config_of(family: str, root: Path, size: int) -> Config:
     Store(root).commit(work, {})
     return Config(
         target=TargetConfig(
-            name="tiny", path=str(target), dtype="float32", device="cpu", taps=[-1, 0, 2], tensor_parallel=size
+            name="tiny",
+            path=str(target),
+            dtype="float32",
+            device="cpu",
+            taps=[-1, 0, 2],
+            tensor_parallel=size,
         ),
         data=DataConfig(name="words"),
         capture=CaptureConfig(
@@ -90,7 +95,9 @@ def test_what_cannot_be_captured_together_ends_all_ranks(tmp_path: Path) -> None
     assert leader[0].startswith("ManifestError: ") and "00000.parquet" in leader[0]
     assert follower[0].startswith("UserError: rank 0, which leads this one (rank 1), failed: ManifestError: ")
     for said in (leader, follower):
-        assert "target.tensor_parallel=2: expected a number that divides the key heads of every layer" in said[1]
+        assert (
+            "target.tensor_parallel=2: expected a number that divides the key heads of every layer" in said[1]
+        )
         assert "layer 3 of" in said[1]
         assert "target.tensor_parallel=2: transformers cannot run Gemma4ForConditionalGeneration" in said[2]
 

@@ -14,7 +14,8 @@ from pipeline.drafts.base import Draft, Proposal
 from pipeline.drafts.checkpoint import load
 from pipeline.drafts.registry import build
 from pipeline.sampling import Sampler
-from pipeline.target import States, Target, load_tensors
+from pipeline.target import States, Target
+from pipeline.target_files import load_tensors
 from stages.evaluate.decode import DecodeError, decode
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3_dspark_decode"

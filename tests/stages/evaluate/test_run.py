@@ -14,7 +14,7 @@ from pipeline.chat import render_prompt
 from pipeline.config import Config, ConfigError, DrafterConfig, EvaluateConfig, TargetConfig, TrackingConfig
 from pipeline.drafts.checkpoint import save
 from pipeline.drafts.registry import build
-from pipeline.target import load_tensors, load_tokenizer
+from pipeline.target_files import load_tensors, load_tokenizer
 from stages.evaluate import run
 from stages.evaluate.report import MARKDOWN, SUMMARY
 from stages.evaluate.run import chunks, run_evaluate

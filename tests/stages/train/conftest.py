@@ -17,13 +17,14 @@ class Cached(NamedTuple):
     cache: Artifact
     target: Path
 
-    def config(self, **changes: object):
+    def config(self, algorithm: str = "dspark", **changes: object):
         """A run on that cache; ``changes`` are those of ``train``."""
-        return tiny_cache.train_config(self.target, self.store.root, **changes)
+        return tiny_cache.train_config(self.target, self.store.root, algorithm, **changes)
 
 
 @pytest.fixture(scope="session")
 def made_cache(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny_cache.fork_server()  # imports while the first tests run
     root = tmp_path_factory.mktemp("cache")
     tiny_cache.make(Store(root), target_folder, LENGTHS, heldout=2)
     return root

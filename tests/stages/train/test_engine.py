@@ -12,7 +12,7 @@ from stages.train import engine
 from stages.train.anchors import stack
 from stages.train.batches import Micro
 
-WEIGHTS = LossWeights(0.1, 0.9, 1.0)
+WEIGHTS = LossWeights(0.1, 0.9, 1.0, 0.3)
 
 
 def test_json_of_a_run() -> None:
@@ -47,18 +47,18 @@ def test_stage_zero_has_no_offload() -> None:
         engine.engine_config(TrainConfig(), DeepSpeedConfig(stage=0, offload_optimizer=True), 1, 1)
 
 
-def micros() -> list[Micro]:
+def micros(drafts: int = 7) -> list[Micro]:
     made = []
     for seed, lengths in enumerate([[12, 9], [20]]):
         batch = tiny.batch(lengths, seed)
         blocks = stack([torch.tensor([3, 5]), torch.tensor([2, 6])][: len(lengths)])
-        made.append(Micro(batch, blocks, supervise(batch, blocks, 7, 7.0), 0.0))
+        made.append(Micro(batch, blocks, supervise(batch, blocks, drafts, 7.0), 0.0))
     return made
 
 
 def plain_step(draft, train: TrainConfig, lr: float) -> float:
     """One step as a page of plain torch says it: the yardstick."""
-    parts = micros()
+    parts = micros(draft.max_drafts)
     weight = sum(float(m.supervision.weights.sum()) for m in parts)
     optimizer = torch.optim.AdamW(
         draft.trainable_parameters(), lr=lr, betas=tuple(train.betas), weight_decay=train.weight_decay
@@ -70,19 +70,32 @@ def plain_step(draft, train: TrainConfig, lr: float) -> float:
     return float(norm)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_step_is_the_plain_step(stage: int) -> None:
+# ZeRO-3 keeps small tensors whole; with this it takes all of them apart, as it does with those of a real draft.
+APART = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+STEPS = [
+    *(("dspark", {}, stage, {}) for stage in range(4)),
+    ("dspark", {"markov_head": "rnn", "learned_start": True}, 3, APART),
+    ("dflash", {"sample_from_anchor": False}, 3, APART),
+    ("eagle3", {"ids": torch.arange(0, 272, 3)}, 3, APART),
+    ("mtp", {}, 3, APART),
+    ("dspark", {"family": "gemma4"}, 3, APART),
+]
+
+
+@pytest.mark.parametrize("algorithm,changes,stage,extra", STEPS)
+def test_a_step_is_the_plain_step(algorithm: str, changes: dict, stage: int, extra: dict) -> None:
     """Accumulation, normalisation, clipping and AdamW at every ZeRO stage, in fp32."""
     train = TrainConfig(micro_batch=2, clip=0.05, dtype="fp32", weight_decay=0.1)
-    draft = tiny.draft()
-    draft.freeze()
+    draft = tiny.draft(algorithm, **changes)
     expected = copy.deepcopy(draft)
     norm = plain_step(expected, train, lr=3e-3)
     assert norm > 2 * train.clip  # it does clip
-    parts = micros()
+    parts = micros(draft.max_drafts)
     weight = sum(float(m.supervision.weights.sum()) for m in parts)
     with engine.process_group():
-        made = engine.Engine(draft, train, DeepSpeedConfig(stage=stage), micro_steps=2)
+        made = engine.Engine(draft, train, DeepSpeedConfig(stage=stage, extra=extra), micro_steps=2)
+        if extra:
+            assert all(p.numel() == 0 for p in draft.parameters()), "all tensors are apart"
         for micro in parts:
             made.backward(made.loss(micro, WEIGHTS, 128).total, weight)
         assert bool(torch.isfinite(made.take_square()))
@@ -91,7 +104,8 @@ def test_a_step_is_the_plain_step(stage: int) -> None:
             got = {name: p.detach().clone() for name, p in whole.named_parameters()}
         made.close()
     for name, parameter in expected.named_parameters():
-        assert torch.allclose(got[name], parameter, atol=1e-6), name
+        # Adam divides by the size of tiny gradients: the sums' last bits show in weights that hardly move.
+        assert torch.allclose(got[name], parameter, atol=1e-5), name
 
 
 def test_bf16_first_update_is_adam_s() -> None:

@@ -89,6 +89,46 @@ def test_killed_three_times(cached, unbroken: tuple[Artifact, float]) -> None:
     kill_for_sure(cached.config(**CHANGES), unbroken, kills=3, seed=0)
 
 
+@pytest.mark.parametrize("algorithm", tiny_cache.DRAFTERS)
+def test_every_drafter_goes_on(
+    cached,
+    made_cache: Path,
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    algorithm: str,
+) -> None:
+    """Interrupted after the second checkpoint; labels that are drawn are drawn again as they were."""
+    monkeypatch.setattr(loop.record, "plot", lambda _, path: path.touch())
+    shutil.copytree(made_cache, tmp_path / "whole")
+    configs = [
+        cached.config(algorithm),
+        tiny_cache.train_config(target_folder, tmp_path / "whole", algorithm),
+    ]
+    if algorithm == "dspark":
+        for config in configs:
+            config.drafter.confidence_label = "sampled"
+    real, steps = checkpoints.complete, []
+
+    def killed(folder: Path, step: int, layout: checkpoints.Layout) -> checkpoints.Checkpoint:
+        steps.append(step)
+        real(folder, step, layout)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return checkpoints.newest(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "complete", killed)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_train(configs[0], cached.store, cached.cache)
+    assert steps == [2, 4]
+    ended = loop.run_train(configs[0], cached.store, cached.cache)
+    store = Store(tmp_path / "whole")
+    whole = loop.run_train(configs[1], store, store.resolve("cache", "tiny_chat"))
+    assert ended is not None and whole is not None
+    check_equal(ended, whole)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("unbroken", [1], indirect=True, ids=["zero1"])
 def test_killed_three_times_at_another_zero_stage(cached, unbroken: tuple[Artifact, float]) -> None:

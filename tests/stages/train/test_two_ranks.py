@@ -1,5 +1,6 @@
 """Two ranks = one rank (pitfalls 29, 30): uneven batches, and one rank with none in every step."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -34,12 +35,15 @@ def copy_of(made_cache: Path, tmp_path: Path, name: str) -> Path:
     return tmp_path / name
 
 
-def run(made_cache: Path, target: Path, root: Path, count: int, stage: int) -> Artifact:
-    config = tiny_cache.train_config(target, root, **CHANGES)
+def run(
+    target: Path, root: Path, count: int, stage: int, algorithm: str = "dspark", **drafter: object
+) -> Artifact:
+    config = tiny_cache.train_config(target, root, algorithm, **CHANGES)
     config.deepspeed.stage = stage
+    config.drafter = dataclasses.replace(config.drafter, **drafter)
     processes = tiny_cache.ranks_of(config, count)
     assert [process.wait() for process in processes] == [0] * count
-    return Store(root).resolve("draft", "tiny_dspark")
+    return Store(root).resolve("draft", f"tiny_{algorithm}")
 
 
 def check_equal(one: Artifact, two: Artifact) -> None:
@@ -57,17 +61,24 @@ def check_equal(one: Artifact, two: Artifact) -> None:
         assert torch.allclose(value, theirs[name], atol=1e-4), name
 
 
+SAMPLED = {"confidence_label": "sampled"}  # the coins are the sample's, not the rank's
+
+
 @pytest.mark.parametrize(
-    "stage", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
-)
+    "algorithm,stage,drafter",
+    [
+        ("dspark", 0, SAMPLED), ("dflash", 0, {}), ("mtp", 0, {}), ("eagle3", 3, {}),
+        *(pytest.param("dspark", stage, {}, marks=pytest.mark.slow) for stage in (1, 2, 3)),
+    ],
+)  # fmt: skip
 def test_two_ranks_train_what_one_does(
-    made_cache: Path, target_folder: Path, tmp_path: Path, stage: int
+    made_cache: Path, target_folder: Path, tmp_path: Path, algorithm: str, stage: int, drafter: dict
 ) -> None:
     samples = Samples(made_cache / "cache/tiny_chat/v0", "train", Recipe(0, 4, 3, 3.0))
     shares = StepShares(samples, Sharing(0, 3, 1, 2), rank=1).shares(0)
     assert [len(share) for share in shares] == [1, 0]
-    one = run(made_cache, target_folder, copy_of(made_cache, tmp_path, "one"), 1, stage)
-    two = run(made_cache, target_folder, copy_of(made_cache, tmp_path, "two"), 2, stage)
+    roots = [copy_of(made_cache, tmp_path, name) for name in ("one", "two")]
+    one, two = (run(target_folder, roots[n - 1], n, stage, algorithm, **drafter) for n in (1, 2))
     check_equal(one, two)
 
 
@@ -94,7 +105,7 @@ def test_the_command_starts_its_ranks(cached, made_cache: Path, target_folder: P
     command = [sys.executable, "-m", "pipeline", *tiny_cache.overrides(config), "ranks=2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    one = run(made_cache, target_folder, copy_of(made_cache, tmp_path, "one"), 1, stage=0)
+    one = run(target_folder, copy_of(made_cache, tmp_path, "one"), 1, stage=0)
     check_equal(one, cached.store.resolve("draft", "tiny_dspark"))
     again = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert again.stdout.count("already there") == 1
