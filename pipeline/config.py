@@ -328,6 +328,7 @@ CHOICES = {
     "tracking.mode": ("offline", "online", "none"),
 }
 AT_LEAST = {
+    "target.tensor_parallel": 1,
     "answers.max_new_tokens": 1, "answers.batch_size": 1, "answers.chunk_prompts": 1, "answers.openai.concurrency": 1,
     "answers.openai.retries": 0, "capture.max_length": 2, "capture.batch_tokens": 1, "capture.segment_tokens": 1,
     "capture.chunk_tokens": 1, "capture.top_k": 1, "drafter.block_size": 1, "drafter.depth": 1,
@@ -396,6 +397,15 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
         (
             bool(config.target.package) != bool(config.target.gguf),
             "target.package and target.gguf: expected both or neither",
+        ),
+        (
+            config.target.tensor_parallel > 1 and "cache" in config.stage.steps and answers.engine == "hf",
+            f"target.tensor_parallel={config.target.tensor_parallel}: answers in process need a whole target "
+            "(answers=openai asks a server, answers=given takes those in the data)",
+        ),
+        (
+            config.target.tensor_parallel > 1 and "evaluate" in config.stage.steps,
+            f"target.tensor_parallel={config.target.tensor_parallel}: stage evaluate needs a whole target",
         ),
         (config.ranks is not None and config.ranks < 1, f"ranks: expected at least 1, got {config.ranks}"),
         *_contradictions_in_drafter(drafter),

@@ -224,7 +224,7 @@ def _check_heads(target: Target, size: int) -> None:
     if not any(rule.endswith("k_proj") for rule in target.model.tp_plan):
         return
     for number, layer in enumerate(target.decoder.layers):
-        attention = getattr(layer, "self_attn", None)
+        attention: Any = getattr(layer, "self_attn", None)
         projection = getattr(attention, "k_proj", None)  # None: this layer reads the keys of another
         heads = projection.out_features // attention.head_dim if projection is not None else 0
         if heads % size:

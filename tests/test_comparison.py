@@ -20,6 +20,6 @@ def test_the_last_variant_is_refused_before_the_first_is_made(tmp_path: Path) ->
     )
     assert done.returncode == 2, done.stdout + done.stderr
     told = done.stderr.splitlines()[-1]
-    assert told.startswith("draftline: error: compare: variant bad (drafter=nothing evaluate.prompts=10 ")
+    assert told.startswith("draftline: error: compare: variant bad (drafter=nothing evaluate.prompts=14")
     assert told.endswith("In 'config': Could not find 'drafter/nothing'")
     assert [path.name for path in tmp_path.iterdir()] == ["hydra"]

@@ -131,14 +131,14 @@ class Model(Draft):
         self, batch: Batch, blocks: Blocks, supervision: Supervision, weights: LossWeights, chunk_slots: int = 512
     ) -> LossTerms:  # fmt: skip
         """Loss terms of the supervised drafts (design.md, "Loss"); see Draft.loss."""
-        wanted = supervision.mask
-        if self.training:
-            wanted = wanted & (torch.arange(wanted.shape[-1], device=wanted.device) < self.trained_drafts)
+        drafts = self.trained_drafts if self.training else self.max_drafts
+        wanted = supervision.mask & (torch.arange(self.max_drafts, device=supervision.mask.device) < drafts)
         where = wanted.nonzero(as_tuple=True)  # rows, columns, drafts: [n] each
         if len(where[0]) == 0:
             return self._nothing(supervision)
         useful = blocks.where(wanted.any(-1))
-        states = self.block_states(batch, useful, int(where[2].max()) + 1)
+        # Whatever is supervised here, a chain makes as many passes on every rank: ZeRO-3 gathers in each (pitfall 30).
+        states = self.block_states(batch, useful, drafts)
         embedded, features = self.head_inputs(batch, useful, states)
         hidden = states[where]  # [n, H]
         positions = blocks.anchors[where[:2]] + where[2]  # draft k follows the token at a+k
