@@ -112,7 +112,7 @@ def load(folder: Path, tensors: TargetTensors | None = None) -> Model:
     path, weights = folder / WEIGHTS, read_tensors(folder)
     draft = ARCHITECTURES[config.architectures[0]](config, FAMILIES[MODEL_TYPES[config.model_type]])
     if tensors is not None:
-        ids = None if "d2t" not in weights else weights["d2t"] + torch.arange(len(weights["d2t"]))
+        ids = draft_ids(path, weights, len(tensors.embedding))
         weights = {
             "embed_tokens.weight": tensors.embedding,
             **head_tensors(draft, tensors.head, ids),
@@ -122,6 +122,22 @@ def load(folder: Path, tensors: TargetTensors | None = None) -> Model:
     draft.load_state_dict(weights, assign=True)
     draft.freeze()
     return draft.eval()
+
+
+def draft_ids(path: Path, weights: dict[str, Tensor], rows: int) -> Tensor | None:
+    """Target ids int64 [D] that ``d2t`` stands for, None without one.
+
+    Raises ``CheckpointError`` for ids that are not among the target's ``rows`` tokens, or that ``t2d`` contradicts.
+    """
+    if "d2t" not in weights:
+        return None
+    ids = weights["d2t"] + torch.arange(len(weights["d2t"]))
+    if not ((ids >= 0) & (ids < rows)).all() or len(ids.unique()) < len(ids):
+        raise CheckpointError(f"{path}: tensor d2t: expected different tokens below {rows} (id - draft id each)")
+    known = weights.get("t2d")
+    if known is not None and (len(known) != rows or int(known.sum()) != len(ids) or not known[ids].all()):
+        raise CheckpointError(f"{path}: tensor t2d: does not name the {len(ids)} tokens of d2t")
+    return ids
 
 
 def check(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:

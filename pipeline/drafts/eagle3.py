@@ -46,4 +46,6 @@ class Eagle3(Chain):
     def enter(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See Chain.enter."""
         hidden_norm: nn.Module = self.layer.hidden_norm  # type: ignore[assignment]
-        return state, torch.cat([self.layer.input_layernorm(embedded.to(state.dtype)), hidden_norm(state)], -1)
+        return state, torch.cat(
+            [self.layer.input_layernorm(embedded.to(state.dtype)), hidden_norm(state)], -1
+        )

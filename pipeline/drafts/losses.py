@@ -249,7 +249,9 @@ class _Rows:
 
     def _target(self, logits: Tensor) -> Tensor:
         """The target's probabilities [c, D] of the tokens that the draft has, normalised over all of them."""
-        q = torch.softmax(logits, -1)  # one fused pass; picking columns first would need a log-sum-exp of four
+        q = torch.softmax(
+            logits, -1
+        )  # one fused pass; picking columns first would need a log-sum-exp of four
         return q if self.ids is None else q[:, self.ids]
 
     def _gradient(

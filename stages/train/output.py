@@ -25,9 +25,8 @@ def save_draft(draft: Draft, folder: Path, dtype: torch.dtype) -> None:
 def check_frozen(folder: Path, tensors: TargetTensors) -> None:
     """Raise ``RuntimeError`` unless embedding and head in ``folder`` have the target's bits (pitfall 25)."""
     found = checkpoint.read_tensors(folder)
-    head = tensors.head
-    if "d2t" in found:
-        head = head[found["d2t"] + torch.arange(len(found["d2t"]))]
+    ids = checkpoint.draft_ids(folder / checkpoint.WEIGHTS, found, len(tensors.embedding))
+    head = tensors.head if ids is None else tensors.head[ids]
     for name, expected in zip(FROZEN, (tensors.embedding, head), strict=True):
         if name in found and not same_bits(found[name], expected):
             raise RuntimeError(

@@ -134,6 +134,24 @@ def full_layer(target: Any) -> Any:
     return own[kinds.index("full_attention")] if own is not None and "full_attention" in kinds else target
 
 
+def standard_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
+    """``config_fields`` of a family whose layers all have the same heads and rotary settings."""
+    own = full_layer(target)
+    return {
+        "head_dim": getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads,
+        "num_key_value_heads": getattr(own, "num_key_value_heads", None) or target.num_attention_heads,
+        "hidden_act": getattr(target, "hidden_act", None) or target.hidden_activation,
+        "rope_parameters": flat_rope(target.rope_parameters),
+        "layer_types": layer_types(depth, sliding_window),
+        "sliding_window": sliding_window,
+    }
+
+
+def embedding_scale(config: Any) -> float:
+    """What embeddings are multiplied with: by most families nothing."""
+    return 1.0
+
+
 def flat_rope(parameters: dict[str, Any] | None) -> dict[str, Any]:
     """Rotary settings of a target as one flat dictionary: of its full-attention layers where they are nested.
 

@@ -12,6 +12,8 @@ from pipeline.drafts.families import layers
 
 NAME = "Llama"
 RMSNorm = LlamaRMSNorm
+embedding_scale = layers.embedding_scale
+make_config = LlamaConfig.from_dict
 
 
 class Rotary(layers.Rotary):
@@ -33,25 +35,6 @@ class DecoderLayer(layers.DecoderLayer):
         super().__init__(attention, LlamaMLP(config), hidden_norm, kind)
 
 
-def make_config(values: dict[str, Any]) -> LlamaConfig:
-    """The config that ``values`` describe."""
-    return LlamaConfig.from_dict(values)
-
-
-def embedding_scale(config: LlamaConfig) -> float:
-    """What embeddings are multiplied with."""
-    return 1.0
-
-
 def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
     """Fields of the draft's config that this family needs beside the shared ones."""
-    own = layers.full_layer(target)
-    return {
-        "head_dim": getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads,
-        "num_key_value_heads": getattr(own, "num_key_value_heads", None) or target.num_attention_heads,
-        "hidden_act": getattr(target, "hidden_act", None) or target.hidden_activation,
-        "rope_parameters": layers.flat_rope(target.rope_parameters),
-        "layer_types": layers.layer_types(depth, sliding_window),
-        "sliding_window": sliding_window,
-        "mlp_bias": False,
-    }
+    return layers.standard_fields(target, depth, sliding_window) | {"mlp_bias": False}

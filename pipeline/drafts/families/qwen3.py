@@ -12,6 +12,8 @@ from pipeline.drafts.families import layers
 
 NAME = "Qwen3"
 RMSNorm = Qwen3RMSNorm
+embedding_scale = layers.embedding_scale
+make_config = Qwen3Config.from_dict
 
 
 class Rotary(layers.Rotary):
@@ -35,26 +37,9 @@ class DecoderLayer(layers.DecoderLayer):
         super().__init__(attention, Qwen3MLP(config), hidden_norm, config.layer_types[index])
 
 
-def make_config(values: dict[str, Any]) -> Qwen3Config:
-    """The config that ``values`` describe."""
-    return Qwen3Config.from_dict(values)
-
-
-def embedding_scale(config: Qwen3Config) -> float:
-    """What embeddings are multiplied with."""
-    return 1.0
-
-
 def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
     """Fields of the draft's config that this family needs beside the shared ones."""
-    own = layers.full_layer(target)
-    return {
-        "head_dim": getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads,
-        "num_key_value_heads": getattr(own, "num_key_value_heads", None) or target.num_attention_heads,
-        "hidden_act": getattr(target, "hidden_act", None) or target.hidden_activation,
-        "rope_parameters": layers.flat_rope(target.rope_parameters),
-        "layer_types": layers.layer_types(depth, sliding_window),
-        "use_sliding_window": sliding_window is not None,
-        "sliding_window": sliding_window,
-        "max_window_layers": 0 if sliding_window is not None else depth,
-    }
+    own = {"use_sliding_window": False, "max_window_layers": depth}
+    if sliding_window is not None:
+        own = {"use_sliding_window": True, "max_window_layers": 0}
+    return layers.standard_fields(target, depth, sliding_window) | own

@@ -144,6 +144,23 @@ def test_the_head_of_a_reduced_vocabulary_is_the_targets_rows(tmp_path: Path) ->
         checkpoint.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"d2t": torch.full((89,), 250)}, "tensor d2t: expected different tokens below 272"),
+        ({"d2t": -torch.arange(89)}, "tensor d2t: expected different tokens below 272"),
+        ({"t2d": torch.arange(272) < 89}, "tensor t2d: does not name the 89 tokens of d2t"),
+    ],
+)
+def test_tables_that_name_no_vocabulary_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    draft = tiny.draft("eagle3", ids=IDS)
+    checkpoint.save(draft, tmp_path)
+    edit_tensors(tmp_path, **changes)
+    target = SimpleNamespace(embedding=draft.embed_tokens.weight.data, head=draft.target_head)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.load(tmp_path, target)
+
+
 def test_the_first_tokens_as_draft_vocabulary(tmp_path: Path) -> None:
     """All offsets are 0, which is no damage."""
     checkpoint.save(tiny.draft("eagle3", ids=torch.arange(50)), tmp_path)
