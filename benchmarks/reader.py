@@ -102,7 +102,7 @@ def measure(
 
 def waiting(folder: Path, steps: int = 8) -> None:
     """Train for ``steps`` steps from the cache in ``folder`` and print the share of time spent waiting for data."""
-    samples = Samples(folder, "train", Recipe(seed=0, anchors=32, block_size=7, decay=7.0))
+    samples = Samples(folder, "train", Recipe(seed=0, anchors=32, drafts=7, decay=7.0))
     shares = StepShares(samples, Sharing(0, 4, 4, 1), rank=0)
     model = train_step.draft("grouped")
     stream = read_ahead(shares, 0, steps + 1, workers=2, pin=False)

@@ -28,5 +28,5 @@ DEFAULTS = {
 }
 REQUIRED = ("architectures", "target_layer_ids", "hidden_size", "vocab_size")
 BLOCK_FIELDS = ("block_size", "mask_token_id")  # of drafters that draft a block in one pass
-# Written into every config, because a reader that takes the other convention accepts 1-2 tokens instead of 4-6.
-CONVENTION = {"sample_from_anchor": True, "dspark_bonus_anchor": False}
+# ``sample_from_anchor`` and its opposite ``dspark_bonus_anchor`` (vLLM's word for it) stand in every config that is
+# written, because a reader that takes the other convention accepts 1-2 tokens instead of 4-6.

@@ -31,7 +31,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def run_cache(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Prompts -> answers -> target cache."""
+    """Prompts -> answers -> target cache; nothing where the steps after it are given a cache by name."""
+    if config.cache and len(config.stage.steps) > 1:
+        made["cache"] = store.resolve("cache", config.cache)
+        console.say(f"cache={config.cache}: {made['cache'].path}")
+        return
     answers = _call("stages.cache.answers", "run_answers", config, store)
     if answers is not None:
         _keep(made, "answers", answers)
@@ -95,8 +99,10 @@ def run(config: schema.Config) -> None:
     """Run the steps of ``config.stage`` in order; what one makes, the next reads."""
     store = Store(config.artifacts)
     made: dict[str, Artifact] = {}
-    if "compare" in config.stage.steps:
-        _layout()  # what is wrong with the last of its runs is said before the first
+    # What is wrong with the last of several runs is said before the first.
+    several = "compare" in config.stage.steps
+    for each in [v.config for v in _layout().variants.values()] if several else [config]:
+        _check_start(each, store)
     for step in config.stage.steps:
         before = dict(made)
         STEPS[step](config, store, made)
@@ -105,6 +111,13 @@ def run(config: schema.Config) -> None:
             return
     if made and len(config.stage.steps) > 1 and ranks.is_main():
         _show_made(made)
+
+
+def _check_start(config: schema.Config, store: Store) -> None:
+    """Raise ``UserError`` where ``drafter.init.draft`` names no draft, before hours of work lead up to it."""
+    source = config.drafter.init.draft
+    if source is not None and not Path(source).is_dir():
+        store.resolve("draft", source)
 
 
 def _show_made(made: dict[str, Artifact]) -> None:

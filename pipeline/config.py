@@ -14,7 +14,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 import data_specs
 from data_specs.errors import UserError
-from pipeline.drafts.algorithms import ALGORITHMS
+from pipeline.drafts.algorithms import ALGORITHMS, FAMILIES
 
 
 class ConfigError(UserError):
@@ -126,7 +126,7 @@ class LossConfig:
     l1: float = 0.9
     confidence: float = 1.0
     soft: float = 0.0  # cross-entropy against the target's distribution (Eagle3)
-    decay: float | None = None  # position weight exp(-(k-1)/decay); None: the block size
+    decay: float | None = None  # position weight exp(-(k-1)/decay); None: the block size (eagle3: 0.8 a step)
     ce_start: float | None = None  # weights at the first step, moved linearly to the above ...
     l1_start: float | None = None
     confidence_start: float | None = None
@@ -318,7 +318,7 @@ CHOICES = {
     "capture.codec": ("none", "zstd", "blosc"),
     "capture.logits": ("none", "topk", "full"),
     "drafter.algorithm": tuple(ALGORITHMS),
-    "drafter.family": (None, "qwen3", "gemma4", "llama"),
+    "drafter.family": (None, *FAMILIES),
     "drafter.markov_head": ("vanilla", "gated", "rnn"),
     "drafter.confidence_label": ("soft", "sampled"),
     "train.dtype": ("bf16", "fp32"),
@@ -404,18 +404,19 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
             "(answers=openai asks a server, answers=given takes those in the data)",
         ),
         (
-            config.target.tensor_parallel > 1 and "evaluate" in config.stage.steps,
-            f"target.tensor_parallel={config.target.tensor_parallel}: stage evaluate needs a whole target",
+            config.target.tensor_parallel > 1 and bool({"evaluate", "compare"} & set(config.stage.steps)),
+            f"target.tensor_parallel={config.target.tensor_parallel}: evaluating needs a whole target",
         ),
         (config.ranks is not None and config.ranks < 1, f"ranks: expected at least 1, got {config.ranks}"),
-        *_contradictions_in_drafter(drafter),
+        *_contradictions_in_drafter(drafter, config.target),
         *_contradictions_in_training(config),
         *_contradictions_in_evaluation(config.evaluate),
         *(_contradictions_in_comparison(config.compare) if "compare" in config.stage.steps else []),
     ]
 
 
-def _contradictions_in_drafter(drafter: DrafterConfig) -> list[tuple[bool, str]]:
+def _contradictions_in_drafter(drafter: DrafterConfig, target: TargetConfig) -> list[tuple[bool, str]]:
+    taps = target.num_taps if target.taps is None else len(target.taps)
     window, size = drafter.sliding_window, drafter.block_size
     fixed = [
         (
@@ -433,6 +434,22 @@ def _contradictions_in_drafter(drafter: DrafterConfig) -> list[tuple[bool, str]]
         (
             not drafter.sample_from_anchor and size < 2,
             "drafter.block_size: expected at least 2 with drafter.sample_from_anchor=false (slot 0 drafts nothing)",
+        ),
+        (
+            drafter.num_taps == 0 and "num_taps" not in FIXED.get(drafter.algorithm, {}),
+            f"drafter.num_taps=0: drafter.algorithm={drafter.algorithm} drafts from the target's taps",
+        ),
+        (
+            (drafter.num_taps or 0) > taps,
+            f"drafter.num_taps={drafter.num_taps}: the target has {taps} (target.taps, target.num_taps)",
+        ),
+        (
+            drafter.markov_rank == 0 and drafter.markov_head != "vanilla",
+            f"drafter.markov_head={drafter.markov_head}: drafter.markov_rank=0 leaves it out",
+        ),
+        (
+            drafter.markov_rank == 0 and drafter.init.bigram is not None,
+            "drafter.init.bigram: there is no Markov head to start (drafter.markov_rank=0)",
         ),
         (
             drafter.learned_start and drafter.markov_head != "rnn",

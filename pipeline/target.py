@@ -151,7 +151,7 @@ class Target:
     @torch.no_grad()
     def logits(self, last_hidden: Tensor) -> Tensor:
         """Logits [..., V] (model dtype) of final states [..., H], scaled and softcapped as the model does."""
-        logits = self.head(last_hidden.to(self.head.weight.dtype))
+        logits = self.head(last_hidden.to(self.device, self.head.weight.dtype))
         logits = (
             logits * getattr(self.config, "logit_scale", 1.0) / getattr(self.config, "logits_scaling", 1.0)
         )

@@ -374,7 +374,14 @@ def load_layers(cfg: TargetConfig, layers: list[int]) -> dict[int, dict[str, Ten
         names = [name for name in files if name.startswith(start)]
         if not names:
             raise ConfigError(f"{folder}: has no decoder layer {layer}")
-        found[layer] = {n.removeprefix(start): _read(folder, files, n).to(dtype_of(cfg)) for n in names}
+        raw = {name.removeprefix(start): _read(folder, files, name) for name in names}
+        for name, value in raw.items():
+            if value.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+                raise ConfigError(
+                    f"{folder}: tensor {start}{name} is {value.dtype}: a draft cannot start from quantised layers "
+                    "(drafter.init.layers=false)"
+                )
+        found[layer] = {name: value.to(dtype_of(cfg)) for name, value in raw.items()}
     return found
 
 

@@ -1,22 +1,24 @@
-"""The whole chain on a tiny target, through the very entry point a user types."""
+"""The whole chain on a tiny target through the entry point a user types: in a process of its own once, then here."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from data_specs.manifest import read_manifest
+from pipeline.__main__ import main
 from pipeline.artifacts import Store
 
 ROOT = Path(__file__).parents[1]
 PROMPT = {"prompt": "Count the apples on the table."}
 
 
-def pipeline(folder: Path, target: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable, "-m", "pipeline", f"artifacts={folder / 'artifacts'}", f"hydra.run.dir={folder / 'out'}",
+def arguments(folder: Path, target: Path, *overrides: str) -> list[str]:
+    return [
+        f"artifacts={folder / 'artifacts'}", f"hydra.run.dir={folder / 'out'}",
         "target=hf", "target.name=tiny", f"target.path={target}", "target.dtype=float32", "target.num_taps=3",
         "data=local", f"data.sources=[{{path: {folder / 'prompts.jsonl'}}}]", "data.heldout=0",
         "answers.max_new_tokens=48", "answers.temperature=0", "drafter.depth=2", "drafter.markov_rank=16",
@@ -27,14 +29,31 @@ def pipeline(folder: Path, target: Path, *overrides: str) -> subprocess.Complete
         "evaluate.benchmarks=[alpaca]", f"evaluate.files.alpaca={folder / 'prompts.jsonl'}",
         "evaluate.max_new_tokens=48", *overrides,
     ]  # fmt: skip
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.fixture
+def pipeline(chain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """``python -m pipeline`` with more overrides on the chain's artifacts: its exit code and what it said."""
+
+    def run(*overrides: str) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["pipeline", *arguments(*chain[:2], *overrides)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=said.out, stderr=said.err)
+
+    return run
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory, target_folder: Path) -> tuple[Path, Path, str]:
     folder = tmp_path_factory.mktemp("chain")
     (folder / "prompts.jsonl").write_text(json.dumps(PROMPT) + "\n")
-    done = pipeline(folder, target_folder, "stage=all")
+    command = [sys.executable, "-m", "pipeline", *arguments(folder, target_folder, "stage=all")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, target_folder, done.stdout
 
@@ -56,28 +75,26 @@ def test_lineage_runs_from_the_answers_to_the_evaluation(chain: tuple[Path, Path
     assert manifests["evaluation"].parents == {"draft": manifests["draft"].fingerprint}
 
 
-def test_a_second_run_does_nothing_again_and_says_so(chain: tuple[Path, Path, str]) -> None:
-    folder, target, _ = chain
-    before = [a.path for a in Store(folder / "artifacts").list()]
-    done = pipeline(folder, target, "stage=all")
+def test_a_second_run_does_nothing_again_and_says_so(chain: tuple[Path, Path, str], pipeline) -> None:
+    before = [a.path for a in Store(chain[0] / "artifacts").list()]
+    done = pipeline("stage=all")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("already there") == 4
-    assert [a.path for a in Store(folder / "artifacts").list()] == before
+    assert [a.path for a in Store(chain[0] / "artifacts").list()] == before
 
 
-def test_list_shows_what_there_is(chain: tuple[Path, Path, str]) -> None:
-    done = pipeline(chain[0], chain[1], "stage=list")
+def test_list_shows_what_there_is(pipeline) -> None:
+    done = pipeline("stage=list")
     assert "tiny_local:v0" in done.stdout and "tiny_dspark:v0" in done.stdout
 
 
-def test_a_damaged_cache_is_refused_before_the_first_step(chain: tuple[Path, Path, str]) -> None:
+def test_a_damaged_cache_is_refused_before_the_first_step(chain: tuple[Path, Path, str], pipeline) -> None:
     """Must hold 6, from the command line: one flipped byte; the error is one line that names the file."""
-    folder, target, _ = chain
-    cache = Store(folder / "artifacts").resolve("cache", "tiny_local")
+    cache = Store(chain[0] / "artifacts").resolve("cache", "tiny_local")
     victim = next(p for p in cache.path.rglob("*") if p.is_file() and "/hidden/c/" in p.as_posix())
     whole = victim.read_bytes()
     victim.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
-    done = pipeline(folder, target, "stage=train", "seed=1")
+    done = pipeline("stage=train", "seed=1")
     victim.write_bytes(whole)
     assert done.returncode == 2
     assert victim.name in done.stderr and "Traceback" not in done.stderr
@@ -92,7 +109,8 @@ def test_a_damaged_cache_is_refused_before_the_first_step(chain: tuple[Path, Pat
         (["stage=train", "train.steps=0"], "train.steps"),
     ],
 )
-def test_user_errors_are_one_line(chain: tuple[Path, Path, str], overrides: list[str], message: str) -> None:
-    done = pipeline(chain[0], chain[1], *overrides)
+def test_user_errors_are_one_line(pipeline, overrides: list[str], message: str) -> None:
+    done = pipeline(*overrides)
     assert done.returncode == 2
-    assert message in done.stderr and "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("draftline: error:")]
+    assert len(said) == 1 and message in said[0] and "Traceback" not in done.stderr

@@ -69,7 +69,7 @@ def make(
 DRAFTERS: dict[str, dict[str, Any]] = {
     "dspark": {"markov_rank": 4},
     "dflash": {"block_size": 4, "sample_from_anchor": False, "loss": schema.LossConfig(1.0, 0.0, 0.0)},
-    "eagle3": {"vocab_size": 100, "loss": schema.LossConfig(0.0, 0.0, 0.0, soft=1.0)},
+    "eagle3": {"vocab_size": 40, "loss": schema.LossConfig(0.0, 0.0, 0.0, soft=1.0)},
     "mtp": {"num_taps": 0, "train_steps": 1, "loss": schema.LossConfig(1.0, 0.0, 0.0)},
 }
 

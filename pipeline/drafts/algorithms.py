@@ -1,6 +1,8 @@
-"""The drafting algorithms by name, without importing any of them: the config is checked before torch is loaded.
+"""The drafting algorithms and the families of draft layers by name, without importing any of them: the config is
+checked before torch is loaded.
 
-A new algorithm is a file beside this one (a subclass of ``Model``), a line here, and a file in conf/drafter/.
+A new algorithm is a file beside this one (a subclass of ``Model``), a line here, and a file in conf/drafter/; a new
+family is a file in families/ and a line here.
 """
 
 from __future__ import annotations
@@ -25,5 +27,20 @@ ALGORITHMS = {
     "dspark": Algorithm("pipeline.drafts.dspark", "DSpark"),
     "dflash": Algorithm("pipeline.drafts.dspark", "DSpark", NO_HEADS),
     "eagle3": Algorithm("pipeline.drafts.eagle3", "Eagle3", CHAIN),
-    "mtp": Algorithm("pipeline.drafts.mtp", "MTP", CHAIN),
+    "mtp": Algorithm("pipeline.drafts.mtp", "MTP", {**CHAIN, "num_taps": 0}),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where the layers are, and the ``model_type`` of a draft's config.json that asks for them."""
+
+    module: str
+    model_type: str
+
+
+FAMILIES = {
+    "qwen3": Family("pipeline.drafts.families.qwen3", "qwen3"),
+    "gemma4": Family("pipeline.drafts.families.gemma4", "gemma4_text"),
+    "llama": Family("pipeline.drafts.families.llama", "llama"),
 }

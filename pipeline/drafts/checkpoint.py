@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data_specs.draft import BLOCK_FIELDS, CONFIG, CONVENTION, DEFAULTS, REQUIRED, WEIGHTS
+from data_specs.draft import BLOCK_FIELDS, CONFIG, DEFAULTS, REQUIRED, WEIGHTS
 from data_specs.errors import UserError
 from pipeline.drafts.backbone import Backbone
 from pipeline.drafts.base import FROZEN, Draft
 from pipeline.drafts.heads import HEADS
-from pipeline.drafts.model import Model
+from pipeline.drafts.model import Model, target_ids
 from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, FILL_IN, MODEL_TYPES, head_tensors
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def save(draft: Draft, folder: Path, dtype: torch.dtype | None = None) -> None:
         tensors[name] = value.detach().cpu().contiguous().to(value.dtype if keep else dtype)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = draft.config.to_dict()
-    config |= CONVENTION | {"sample_from_anchor": config.get("sample_from_anchor", True)}
+    anchor_first = bool(config.get("sample_from_anchor", True))
+    config |= {"sample_from_anchor": anchor_first, "dspark_bonus_anchor": not anchor_first}
     (folder / CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
 
 
@@ -50,7 +51,8 @@ def read_config(folder: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"{folder}: expected a draft folder with {CONFIG}, found none")
     given = _json(path)
-    values = DEFAULTS | (given.get("dflash_config") or {}) | given
+    given = (given.get("dflash_config") or {}) | given
+    values = DEFAULTS | given
     for name in REQUIRED:
         if values.get(name) is None:
             raise CheckpointError(f"{path}: field {name} is missing")
@@ -63,13 +65,25 @@ def read_config(folder: Path) -> Any:
         raise CheckpointError(
             f"{path}: field model_type: expected one of {sorted(MODEL_TYPES)}, got {values['model_type']}"
         )
-    if name == FILL_IN:
-        values["sample_from_anchor"] = bool(given.get("sample_from_anchor", False))
+    values["sample_from_anchor"] = _anchor_first(path, given, default=name != FILL_IN)
+    if values["model_type"] == "gemma4_text" and not values.get("layer_types"):
+        raise CheckpointError(f"{path}: field layer_types is missing")
     if issubclass(ARCHITECTURES[name], Backbone):
         _check_block(path, values)
     elif values.setdefault("block_size", values.get("ttt_length")) is None:
         raise CheckpointError(f"{path}: field block_size is missing")
     return FAMILIES[MODEL_TYPES[values["model_type"]]].make_config(values)
+
+
+def _anchor_first(path: Path, given: dict[str, Any], default: bool) -> bool:
+    """The convention that a config states under either of its names; ``CheckpointError`` where they contradict."""
+    told = [bool(given["sample_from_anchor"])] if given.get("sample_from_anchor") is not None else []
+    told += [not given["dspark_bonus_anchor"]] if given.get("dspark_bonus_anchor") is not None else []
+    if len(set(told)) > 1:
+        raise CheckpointError(
+            f"{path}: fields sample_from_anchor and dspark_bonus_anchor contradict each other"
+        )
+    return told[0] if told else default
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -131,9 +145,11 @@ def draft_ids(path: Path, weights: dict[str, Tensor], rows: int) -> Tensor | Non
     """
     if "d2t" not in weights:
         return None
-    ids = weights["d2t"] + torch.arange(len(weights["d2t"]))
+    ids = target_ids(weights["d2t"])
     if not ((ids >= 0) & (ids < rows)).all() or len(ids.unique()) < len(ids):
-        raise CheckpointError(f"{path}: tensor d2t: expected different tokens below {rows} (id - draft id each)")
+        raise CheckpointError(
+            f"{path}: tensor d2t: expected different tokens below {rows} (id - draft id each)"
+        )
     known = weights.get("t2d")
     if known is not None and (len(known) != rows or int(known.sum()) != len(ids) or not known[ids].all()):
         raise CheckpointError(f"{path}: tensor t2d: does not name the {len(ids)} tokens of d2t")

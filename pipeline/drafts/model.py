@@ -76,16 +76,18 @@ class Model(Draft):
     @property
     def ids(self) -> Tensor | None:
         """Target ids int64 [D] of a reduced draft vocabulary."""
-        return None if self.d2t is None else self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        return None if self.d2t is None else target_ids(self.d2t)
 
     def window(self, kind: str) -> int | None:
         """Positions that layers of type ``kind`` see; None: all."""
         return self.config.sliding_window if kind == "sliding_attention" else None
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Input embeddings [.., H] of ids [..], scaled as the family does it."""
+        """Input embeddings [.., H] of ids [..], scaled as the family does it, in the type of the trained tensors."""
         embedded = self.embed_tokens(ids)
-        return embedded if self.scale == 1 else embedded * torch.tensor(self.scale, dtype=embedded.dtype)
+        if self.scale != 1:  # rounded as the target does it
+            embedded = embedded * torch.tensor(self.scale, dtype=embedded.dtype)
+        return embedded.to(next(self.norm.parameters()).dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """U = head(h), softcapped where the target's is: fp32 [.., D] for states [.., H]."""
@@ -223,6 +225,11 @@ class Model(Draft):
         return probabilities.new_zeros(len(probabilities), self.config.vocab_size).index_copy(
             1, self.ids, probabilities
         )
+
+
+def target_ids(d2t: Tensor) -> Tensor:
+    """Target ids int64 [D] from the offsets ``d2t`` int64 [D] (target id - draft id)."""
+    return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
 def _joined(parts: list[Tensor], empty: tuple[int, ...], like: Tensor) -> Tensor:

@@ -14,14 +14,15 @@ from torch import Tensor
 from pipeline.config import ConfigError
 from pipeline.drafts import algorithms, warm_start
 from pipeline.drafts.dspark import DSpark
-from pipeline.drafts.families import gemma4, llama, qwen3
 from pipeline.drafts.model import Model
 
 if TYPE_CHECKING:
     from pipeline.config import DrafterConfig
     from pipeline.target_files import TargetTensors
 
-FAMILIES: dict[str, ModuleType] = {"qwen3": qwen3, "gemma4": gemma4, "llama": llama}
+FAMILIES: dict[str, ModuleType] = {
+    name: importlib.import_module(family.module) for name, family in algorithms.FAMILIES.items()
+}
 ALGORITHMS: dict[str, type[Model]] = {
     name: getattr(importlib.import_module(a.module), a.name) for name, a in algorithms.ALGORITHMS.items()
 }
@@ -30,7 +31,7 @@ FILL_IN = "DFlashDraftModel"  # z-lab's name of 1+N DFlash, whatever the family 
 ARCHITECTURES: dict[str, type[Model]] = {
     f"{family.NAME}{kind.NAME}Model": kind for family in FAMILIES.values() for kind in ALGORITHMS.values()
 } | {FILL_IN: DSpark}
-MODEL_TYPES = {"qwen3": "qwen3", "gemma4_text": "gemma4", "llama": "llama"}
+MODEL_TYPES = {family.model_type: name for name, family in algorithms.FAMILIES.items()}
 # Fields of the target's text config that describe every draft.
 SHARED = (
     "hidden_size", "num_attention_heads", "max_position_embeddings", "rms_norm_eps", "pad_token_id", "bos_token_id",
@@ -92,18 +93,23 @@ def draft_config(
     target: Any,
     rows: int,
     taps: list[int],
-    mask_token_id: int,
+    mask_token_id: int | None,
     reduced: int | None = None,
 ) -> Any:
     """The draft's config: the target's sizes (``rows``: its embedding rows) and the drafter's choices.
 
-    ``reduced``: size of the draft vocabulary where it is smaller.
+    ``reduced``: size of the draft vocabulary where it is smaller. Raises ``ConfigError`` for a target whose logits are
+    scaled: no draft here does that, and one that does not would learn from a distribution that is not the target's.
     """
-    name = family_of(drafter, target)
-    family, kind = FAMILIES[name], ALGORITHMS[drafter.algorithm]
+    for name in ("logit_scale", "logits_scaling"):
+        if getattr(target, name, None) not in (None, 1, 1.0):
+            raise ConfigError(
+                f"target: {name}={getattr(target, name)}: drafts for scaled logits are not supported"
+            )
+    family, kind = FAMILIES[family_of(drafter, target)], ALGORITHMS[drafter.algorithm]
     shared = {key: getattr(target, key) for key in SHARED if getattr(target, key, None) is not None}
     own: dict[str, Any] = {
-        "architectures": [f"{family.NAME}{kind.NAME}Model" if drafter.sample_from_anchor else FILL_IN],
+        "architectures": [FILL_IN if _is_fill_in(drafter) else f"{family.NAME}{kind.NAME}Model"],
         "vocab_size": rows,
         "intermediate_size": getattr(target, "intermediate_size", None) or 3 * target.hidden_size,
         "attention_bias": False,
@@ -128,11 +134,17 @@ def draft_config(
     )
 
 
+def _is_fill_in(drafter: DrafterConfig) -> bool:
+    """Whether this is what z-lab calls DFlash: 1+N, and nothing but the backbone."""
+    bare = drafter.markov_rank == 0 and not drafter.confidence_head
+    return ALGORITHMS[drafter.algorithm] is DSpark and bare and not drafter.sample_from_anchor
+
+
 def build(
     drafter: DrafterConfig,
     tensors: TargetTensors,
     taps: list[int],
-    mask_token_id: int,
+    mask_token_id: int | None,
     start: Start | None = None,
 ) -> Model:
     """A new draft (fp32; embedding and head are the target's own tensors, frozen), seeded by torch's generator."""
@@ -187,7 +199,7 @@ def _started(draft: Model, drafter: DrafterConfig, tensors: TargetTensors, start
 
 
 def _initialise(draft: Model, std: float) -> None:
-    """Normal weights of the target's own spread for every product, as transformers starts a model."""
+    """Normal weights for every product, as transformers starts a model."""
     for module in draft.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             torch.nn.init.normal_(module.weight, std=std)

@@ -17,6 +17,7 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, section
 from pipeline.drafts.checkpoint import load
 from pipeline.drafts.model import Model
+from pipeline.drafts.registry import supervised
 from pipeline.ranks import is_main
 from pipeline.target_files import device_of, load_tensors
 from pipeline.variants import Layout
@@ -79,7 +80,7 @@ def _counts(result: dict[str, Any]) -> dict[str, Any]:
 def compare(config: Config, layout: Layout, made: Made) -> dict[str, Any]:
     """Everything that the report shows, as comparison.json holds it."""
     measured = {
-        name: Measured(read_rounds(made[name]["evaluation"].path), variant.config.drafter.block_size)
+        name: Measured(read_rounds(made[name]["evaluation"].path), supervised(variant.config.drafter).drafts)
         for name, variant in layout.variants.items()
     }
     benchmarks, resamples = config.evaluate.benchmarks, config.evaluate.bootstrap

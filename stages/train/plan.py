@@ -20,9 +20,10 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.cache_store import CacheReader
 from pipeline.config import Config, ConfigError, section
 from pipeline.drafts import checkpoint
+from pipeline.drafts.backbone import Backbone
 from pipeline.drafts.mask_token import choose
 from pipeline.drafts.model import Model
-from pipeline.drafts.registry import Start, build, chosen_taps, supervised
+from pipeline.drafts.registry import ALGORITHMS, Start, build, chosen_taps, supervised
 from pipeline.target_files import TargetTensors, identity, load_layers, load_tensors, load_tokenizer, locate
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, heldout_numbers
 from stages.train.schedule import total_steps
@@ -78,6 +79,11 @@ class Setup:
         draft = build(self.config.drafter, self.tensors, taps, self.mask_token_id, start)
         draft.attention = None if self.config.train.attention == "auto" else self.config.train.attention
         if self.config.train.compile:
+            if not isinstance(draft, Backbone):
+                name = self.config.drafter.algorithm
+                raise ConfigError(
+                    f"train.compile: drafter.algorithm={name} makes no pass that can be compiled"
+                )
             draft.compile(dynamic=True)
         return draft
 
@@ -110,13 +116,13 @@ class Setup:
         if size is None:
             return None
         counts = torch.zeros(len(self.tensors.embedding), dtype=torch.int64)
-        for number in self.samples.numbers:
-            ids, mask = self.samples.reader.read_ids(int(number))
-            counts += torch.bincount(ids[mask], minlength=len(counts))
         if size >= len(counts):
             raise ConfigError(
                 f"drafter.vocab_size={size}: expected less than the target's {len(counts)} rows"
             )
+        for number in self.samples.numbers:
+            ids, mask = self.samples.reader.read_ids(int(number))
+            counts += torch.bincount(ids[mask], minlength=len(counts))
         return counts.argsort(descending=True, stable=True)[:size].sort().values
 
     @cached_property
@@ -162,8 +168,10 @@ class Setup:
         """Of trained tensors in draft folders: the target's after a run in bf16 (then there is one)."""
         return self.tensors.embedding.dtype if self.config.train.dtype == "bf16" else torch.float32
 
-    def _mask_token(self) -> int:
-        """The mask token; refused if the data contain it (pitfall 26)."""
+    def _mask_token(self) -> int | None:
+        """The mask token; refused if the data contain it (pitfall 26). None for a drafter that fills no block."""
+        if not issubclass(ALGORITHMS[self.config.drafter.algorithm], Backbone):
+            return None
         target, counts = self.config.target, self.samples.reader.token_counts
         number = target.mask_token_id
         if number is None:

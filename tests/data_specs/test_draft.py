@@ -15,4 +15,4 @@ def test_the_reference_drafts_have_the_required_fields() -> None:
 
 def test_absent_fields_mean_what_engines_take_them_to_mean() -> None:
     assert draft.DEFAULTS["enable_confidence_head"] is False
-    assert draft.DEFAULTS["sample_from_anchor"] is True and draft.CONVENTION["dspark_bonus_anchor"] is False
+    assert draft.DEFAULTS["sample_from_anchor"] is True

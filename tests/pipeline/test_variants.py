@@ -103,8 +103,8 @@ def test_the_experiment_s_variants() -> None:
     assert [len(line) for line in layout.figures["block"].values()] == [4, 4, 4]
     algorithms = [layout.variants[name].config.drafter.algorithm for name in layout.table]
     assert algorithms == ["dspark", "dflash", "eagle3", "mtp"]
-    baselines = {name for name, v in layout.variants.items() if v.config.evaluate.baseline}
-    assert baselines == set(layout.table)
+    prompts = {name: v.config.evaluate.prompts for name, v in layout.variants.items()}
+    assert {name for name, count in prompts.items() if count == 14} == set(layout.table)
 
 
 def test_the_experiment_takes_the_quickstart_s_cache() -> None:

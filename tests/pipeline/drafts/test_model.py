@@ -3,12 +3,16 @@
 tests/test_drafters.py holds what every drafter must do as a whole.
 """
 
+import copy
+
 import pytest
 import tiny
 import torch
 
+from pipeline.drafts import registry
 from pipeline.drafts.base import Batch, Blocks, LossWeights, supervise
 from pipeline.drafts.model import append
+from pipeline.drafts.registry import Start
 from pipeline.sampling import Sampler
 
 ALL = LossWeights(0.1, 0.9, 1.0, 0.5)
@@ -172,6 +176,36 @@ def test_buffers_grow_and_keep_what_they_hold() -> None:
     for part, length in zip(parts, (0, 1, 256, 257), strict=True):
         buffer = append(buffer, part, length)
     assert torch.equal(buffer[:, :857], torch.cat(parts, 1)) and buffer.shape[1] >= 857
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", registry.FAMILIES)
+@pytest.mark.parametrize("algorithm", registry.ALGORITHMS)
+def test_a_target_in_bf16(algorithm: str, family: str, autocast: bool) -> None:
+    """Frozen tensors and states in bf16, trained ones in fp32, with autocast and without; then all of it in bf16."""
+    how = tiny.drafter(algorithm, family=family)
+    draft = registry.build(how, tiny.target_tensors(), [0, 2], 260, Start(ids=IDS)).train()
+    batch, blocks = uneven_batch(draft)
+    states = {"hidden": batch.hidden.bfloat16(), "last_hidden": batch.last_hidden.bfloat16()}
+    batch = Batch(**{**batch.__dict__, **states})
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        total = run(draft, batch, blocks).total
+    total.backward()
+    assert total.dtype == torch.float32 and total.isfinite()
+    assert all(
+        p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in draft.trainable_parameters()
+    )
+    draft.eval().to(torch.bfloat16)
+    with torch.no_grad():
+        proposal = draft.propose(observed(draft, batch, 0, 9), 7, Sampler(1.0))
+    assert proposal.probabilities.dtype == torch.float32 and torch.isin(proposal.tokens, IDS).all()
+
+
+def test_a_draft_can_be_copied() -> None:
+    for algorithm in registry.ALGORITHMS:
+        draft = tiny.draft(algorithm)
+        other = copy.deepcopy(draft)
+        assert all(torch.equal(a, b) for a, b in zip(draft.parameters(), other.parameters(), strict=True))
 
 
 def test_logits_are_capped_where_the_target_s_are() -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import tiny
+import tiny_draws
 import torch
+from tiny_draws import Remembering, check_lossless
 
-from pipeline.config import DrafterConfig, TargetConfig
+from pipeline.config import TargetConfig
 from pipeline.drafts.base import Draft, Proposal
 from pipeline.drafts.checkpoint import load
-from pipeline.drafts.registry import build
 from pipeline.sampling import Sampler
-from pipeline.target import States, Target
-from pipeline.target_files import load_tensors
+from pipeline.target import Target
 from stages.evaluate.decode import DecodeError, decode
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3_dspark_decode"
@@ -65,7 +65,7 @@ def test_golden_answers_at_their_own_limit(golden, number):
 class Scripted(Draft):
     """Proposes the continuation it was given, whatever it observes; remembers what it was asked and shown."""
 
-    block_size = 4
+    max_drafts = 4
 
     def __init__(self, prompt, continuation):
         super().__init__()
@@ -85,7 +85,7 @@ class Scripted(Draft):
     def propose(self, state, anchor, sampler, generator=None, limit=None, threshold=0.0):
         self.limits.append(limit)
         self.observed = list(state)
-        chain = self.sequence[len(state) + 1 :][: min(limit, self.block_size)]
+        chain = self.sequence[len(state) + 1 :][: min(limit, self.max_drafts)]
         return Proposal(torch.tensor(chain, dtype=torch.long), None, None)
 
 
@@ -211,44 +211,15 @@ def test_bf16_answers_differ_only_at_near_ties(golden):
 
 # --- losslessness at temperature 1 ------------------------------------------------------------------------
 
-VOCABULARY = 8
-START = [3, 5]
-
-
-class Remembering:
-    """A target that runs the real model once for each different request; its cache is the list of ids."""
-
-    def __init__(self, target):
-        self.real, self.states = target, {}
-        self.eos, self.device = (), target.device
-
-    def new_cache(self):
-        return []
-
-    def crop(self, cache, length):
-        del cache[length:]
-
-    def run(self, input_ids, cache=None):
-        request = (tuple(cache), tuple(input_ids[0].tolist()))
-        cache.extend(request[1])
-        if request not in self.states:
-            states = self.real.run(torch.tensor([cache]))
-            new = len(request[1])
-            self.states[request] = States(states.hidden[:, -new:], states.last_hidden[:, -new:])
-        return self.states[request]
-
-    def logits(self, last_hidden):
-        return self.real.logits(last_hidden)
-
 
 class Bigrams(Draft):
     """A draft that takes microseconds: p_d(x | previous token) from a table, whatever it observes."""
 
-    block_size = 3
+    max_drafts = 3
 
     def __init__(self):
         super().__init__()
-        self.table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(3))
+        self.table = torch.randn(8, 8, generator=torch.Generator().manual_seed(3))
 
     def loss(self, *_):
         raise NotImplementedError
@@ -270,85 +241,27 @@ class Bigrams(Draft):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A target of 8 tokens whose choices are spread, and a DSpark draft of random weights for it."""
-    folder = tiny.save_target(
-        tmp_path_factory.mktemp("small"), scale=3.0, vocab_size=VOCABULARY, num_hidden_layers=2,
-        eos_token_id=7, pad_token_id=0,
-    )  # fmt: skip
-    config = TargetConfig(name="small", path=str(folder), dtype="float32", device="cpu")
-    torch.manual_seed(5)
-    drafter = DrafterConfig(name="dspark", algorithm="dspark", block_size=3, depth=1, markov_rank=4)
-    draft = build(drafter, load_tensors(config), [0, 1], mask_token_id=6).eval()
-    with torch.no_grad():
-        for weight in (draft.markov_head.markov_w1.weight, draft.markov_head.markov_w2.weight):
-            weight.normal_(0, 0.7)
+    config = tiny_draws.small_config(tmp_path_factory.mktemp("small"))
+    draft = tiny_draws.small_draft(config, tiny.drafter(block_size=3, depth=1, markov_rank=4))
     return Target.load(config, [0, 1]), draft
 
 
-def exact(target, sampler):
-    """Probabilities [V, V, V] of the first three tokens after START, from one run over all 512 of them."""
-    triples = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * 3)
-    ids = torch.cat([torch.tensor(START).expand(len(triples), -1), triples], -1)
-    each = sampler.probabilities(target.logits(target.run(ids).last_hidden[:, 1:4]))  # [512, 3, V]
-    return each.gather(-1, triples[..., None])[..., 0].double().prod(-1)
-
-
-def draws(target, draft, sampler, count, seed):
-    """How often each of the 512 triples came out of ``count`` decodes; and the drafts accepted a round."""
-    random = torch.Generator().manual_seed(seed)
-    counts = torch.zeros(VOCABULARY**3, dtype=torch.double)
-    rounds = accepted = 0
-    for _ in range(count):
-        answer = decode(target, draft, START, sampler, 3, random)
-        a, b, c = answer.answer
-        counts[(a * VOCABULARY + b) * VOCABULARY + c] += 1
-        rounds += len(answer.rounds) - 1
-        accepted += sum(r.accepted for r in answer.rounds)
-    return counts, accepted / rounds
-
-
-def goodness(counts, expected):
-    """p-value of a chi-square test; cells with an expectation below 5 are merged."""
-    observed, wanted = merged(expected < 5, counts, expected)
-    statistic = ((observed - wanted) ** 2 / wanted).sum()
-    return float(torch.special.gammaincc((len(wanted) - 1) / torch.tensor(2.0), statistic / 2))
-
-
-def agreement(first, second):
-    """p-value of a two-sample chi-square test of equally many draws; rare cells are merged."""
-    a, b = merged(first + second < 10, first, second)
-    statistic = ((a - b) ** 2 / (a + b)).sum()
-    return float(torch.special.gammaincc((len(a) - 1) / torch.tensor(2.0), statistic / 2))
-
-
-def merged(few, *cells):
-    """The cells with those in ``few`` added up into one, if there are any."""
-    return [torch.cat([x[~few], x[few].sum()[None]]) if few.any() else x for x in cells]
-
-
-def check_lossless(target, real, draft, sampler, count):
-    expected = exact(real, sampler) * count
-    with_draft, accepted = draws(target, draft, sampler, count, seed=1)
-    without, _ = draws(target, None, sampler, count, seed=2)
-    assert 0.1 < accepted < 2  # acceptances and rejections both happen
-    assert goodness(with_draft, expected) > 0.001
-    assert goodness(without, expected) > 0.001
-    assert agreement(with_draft, without) > 0.001
-
-
 def test_lossless_at_temperature_1(small):
-    """20,000 draws with a draft and without agree; the target's states are remembered between draws."""
+    """20,000 draws with a draft are the target's; its states are remembered between draws."""
     target, _ = small
-    check_lossless(Remembering(target), target, Bigrams(), Sampler(1.0), 20_000)
+    check_lossless(Remembering(target), target, Bigrams(), Sampler(1.0), 20_000, plain=2_000)
 
 
 def test_lossless_with_dspark(small):
     target, draft = small
-    check_lossless(Remembering(target), target, draft, Sampler(1.0), 1_500)
+    check_lossless(Remembering(target), target, draft, Sampler(1.0), 1_500, plain=500)
 
 
 def test_lossless_with_truncation(small):
     target, _ = small
-    check_lossless(Remembering(target), target, Bigrams(), Sampler(0.8, top_k=6, top_p=0.95), 1_500)
+    check_lossless(
+        Remembering(target), target, Bigrams(), Sampler(0.8, top_k=6, top_p=0.95), 1_500, plain=500
+    )
 
 
 def test_the_test_notices_a_lossy_accept(small, monkeypatch):
@@ -359,8 +272,8 @@ def test_the_test_notices_a_lossy_accept(small, monkeypatch):
         return len(tokens), int(sampler.draw(sampler.probabilities(logits[len(tokens)]), random))
 
     monkeypatch.setattr("stages.evaluate.decode.accept", accept_all)
-    counts, _ = draws(Remembering(target), Bigrams(), Sampler(1.0), 2_000, seed=1)
-    assert goodness(counts, exact(target, Sampler(1.0)) * 2_000) < 1e-6
+    counts, _ = tiny_draws.draws(Remembering(target), Bigrams(), Sampler(1.0), 2_000, seed=1)
+    assert tiny_draws.goodness(counts, tiny_draws.exact(target, Sampler(1.0)) * 2_000) < 1e-6
 
 
 @pytest.mark.slow
@@ -368,4 +281,4 @@ def test_the_test_notices_a_lossy_accept(small, monkeypatch):
 def test_lossless_at_temperature_1_with_the_real_cache(small):
     """The same 20,000 draws, every one through the target's own KV cache and its crops."""
     target, draft = small
-    check_lossless(with_eos(target), target, draft, Sampler(1.0), 20_000)
+    check_lossless(with_eos(target), target, draft, Sampler(1.0), 20_000, plain=20_000)

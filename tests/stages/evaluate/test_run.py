@@ -13,7 +13,7 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.chat import render_prompt
 from pipeline.config import Config, ConfigError, DrafterConfig, EvaluateConfig, TargetConfig, TrackingConfig
 from pipeline.drafts.checkpoint import save
-from pipeline.drafts.registry import build
+from pipeline.drafts.registry import Start, build
 from pipeline.target_files import load_tensors, load_tokenizer
 from stages.evaluate import run
 from stages.evaluate.report import MARKDOWN, SUMMARY
@@ -284,10 +284,33 @@ def test_chunks():
 
 
 def test_a_threshold_needs_a_confidence_head(config, store, tmp_path, target_folder):
-    save(tiny.draft(enable_confidence_head=False), tmp_path / "headless")
+    save(tiny.draft(confidence_head=False), tmp_path / "headless")
     config.evaluate.threshold = 0.5
     with pytest.raises(ConfigError, match="evaluate.threshold=0.5: .*headless has no confidence head"):
         run_evaluate(config, store, tmp_path / "headless")
+
+
+@pytest.mark.parametrize(
+    "algorithm,changes,taps,reduced",
+    [
+        ("dflash", {"sample_from_anchor": False, "block_size": 5}, [0, 2], False),
+        ("eagle3", {"block_size": 4, "family": "llama"}, [0, 1, 2], True),
+        ("mtp", {"block_size": 4}, [], False),
+    ],
+)
+def test_every_kind_of_drafter_is_evaluated(config, store, tmp_path, algorithm, changes, taps, reduced):
+    """Without taps, without a confidence head, with a reduced vocabulary: four drafts a block each."""
+    tensors, ids = load_tensors(config.target), torch.arange(0, 272, 2) if reduced else None
+    torch.manual_seed(1)
+    draft = build(tiny.drafter(algorithm, depth=1, **changes), tensors, taps, 259, Start(ids=ids))
+    save(draft, tmp_path / algorithm)
+    config.evaluate.benchmarks, config.evaluate.files = ["gsm8k"], {"gsm8k": config.evaluate.files["gsm8k"]}
+    config.evaluate.prompts = 2
+    made = run_evaluate(config, store, tmp_path / algorithm)
+    summary = json.loads((made.path / SUMMARY).read_text())["benchmarks"]["gsm8k"]
+    assert summary["metrics"]["same_answers"]["value"] == 1.0
+    rows = read_rounds(made.path).to_pylist()
+    assert max(r["drafted"] for r in rows) == 4 and all(r["confidences"] is None for r in rows)
 
 
 def test_a_head_that_is_not_the_targets_is_said(config, store, tmp_path, capsys):

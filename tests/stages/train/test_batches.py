@@ -165,12 +165,13 @@ def equal(a: Micro, b: Micro) -> bool:
     return all(same) and a.step_weight == b.step_weight
 
 
-def test_workers_read_what_the_main_process_reads_and_a_resume_goes_on(cached) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])  # each imports for seconds
+def test_workers_read_what_the_main_process_reads_and_a_resume_goes_on(cached, workers: int) -> None:
     """Pitfalls 23 (spawned) and 34 (nothing to restore but the step)."""
     shares = StepShares(Samples(cached.cache.path, "train", COINS), Sharing(0, 3, 1, 2), rank=1)
     here = list(read_ahead(shares, 0, 4, workers=0, pin=False))
     assert len(here) == 8
-    spawned = list(read_ahead(shares, 2, 4, workers=2, pin=False))
+    spawned = list(read_ahead(shares, 2, 4, workers=workers, pin=False))
     assert len(spawned) == 4
     assert all(equal(a, b) for a, b in zip(spawned, here[4:], strict=True))
 

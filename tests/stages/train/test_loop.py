@@ -262,11 +262,16 @@ def test_without_heldout_samples_the_last_draft_is_the_best(
     ).read_bytes()
 
 
-def test_bf16_saves_trained_tensors_in_the_target_s_type(cached) -> None:
-    artifact = loop.run_train(cached.config(dtype="bf16", steps=1), cached.store, cached.cache)
-    assert artifact is not None
+@pytest.mark.parametrize("algorithm", ["dspark", "dflash", "eagle3", "mtp"])
+def test_bf16_saves_trained_tensors_in_the_target_s_type(cached, algorithm: str) -> None:
+    artifact = loop.run_train(cached.config(algorithm, dtype="bf16", steps=1), cached.store, cached.cache)
+    assert artifact is not None and artifact.reference == f"tiny_{algorithm}:v0"
     with safe_open(artifact.path / "model.safetensors", framework="pt") as file:
-        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F32"}  # noqa: SIM118
+        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    tables = {"d2t": "I64", "t2d": "BOOL"}
+    assert {name: kind for name, kind in types.items() if kind != "F32"} == (
+        tables if algorithm == "eagle3" else {}
+    )
 
 
 def test_a_kill_between_summary_and_commit_leaves_only_the_commit(
