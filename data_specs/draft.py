@@ -10,8 +10,8 @@
 Slot k of a block at anchor a sits at position a+k and predicts token a+k+1 (anchor-first,
 ``sample_from_anchor: true``) or its own, token a+k (1+N fill-in, ``false``; architecture DFlashDraftModel).
 With ``draft_vocab_size`` D below ``vocab_size`` the head has D rows and two tables say which tokens they are:
-``d2t`` int64 [D] (target id - draft id) and ``t2d`` bool [V]. ``target_layer_ids`` L means the output of decoder layer L, -1 the
-embedding's; the fc reads the taps in that order.
+``d2t`` int64 [D] (target id - draft id) and ``t2d`` bool [V]. ``target_layer_ids`` L means the output of decoder
+layer L, -1 the embedding's; the fc reads the taps in that order.
 """
 
 CONFIG, WEIGHTS, LAST, METRICS = "config.json", "model.safetensors", "last", "metrics.jsonl"

@@ -376,7 +376,7 @@ def load_layers(cfg: TargetConfig, layers: list[int]) -> dict[int, dict[str, Ten
             raise ConfigError(f"{folder}: has no decoder layer {layer}")
         raw = {name.removeprefix(start): _read(folder, files, name) for name in names}
         for name, value in raw.items():
-            if value.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            if value.element_size() == 1 and value.dtype != torch.bool:
                 raise ConfigError(
                     f"{folder}: tensor {start}{name} is {value.dtype}: a draft cannot start from quantised layers "
                     "(drafter.init.layers=false)"

@@ -305,3 +305,14 @@ def test_the_quickstart_target_is_converted_into_a_sane_chat_model(
     )
     answer = target.model.generate(**ids, max_new_tokens=12, do_sample=False)[0, ids["input_ids"].shape[1] :]
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_quantised_layers_are_no_start_for_a_draft(tmp_path: Path) -> None:
+    """Their scales lie in other tensors: cast as they are, they would start the draft at a wrong scale."""
+    folder = tiny.save_target(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.3.self_attn.q_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"layers.3.self_attn.q_proj.weight is torch.float8_e4m3fn"):
+        load_layers(config_of(folder), [3])

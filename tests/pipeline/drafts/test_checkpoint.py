@@ -71,6 +71,9 @@ def test_config_says_which_slot_predicts_what(tmp_path: Path) -> None:
     checkpoint.save(tiny.draft("dflash", sample_from_anchor=False), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["sample_from_anchor"] is False and config["architectures"] == ["DFlashDraftModel"]
+    assert config["dspark_bonus_anchor"] is True
+    edit_config(tmp_path, sample_from_anchor=...)  # vLLM's word for it alone
+    assert checkpoint.load(tmp_path).max_drafts == 6
 
 
 def test_tensor_names_are_those_that_engines_read(tmp_path: Path) -> None:
@@ -273,7 +276,11 @@ def test_damaged_tensors_are_named(folder: Path, changes: dict, message: str) ->
         ({"model_type": "mamba"}, "field model_type: expected one of .*'gemma4_text', 'llama', 'qwen3'.*, got mamba"),
         ({"markov_head_type": "magic"}, "field markov_head_type: expected one of .*, got magic"),
         ({"markov_head_type": "rnn"}, "tensor markov_head.joint_proj.bias .* is missing"),
-        ({"sample_from_anchor": False, "block_size": 1}, "field block_size: 1 slots draft nothing"),
+        (
+            {"sample_from_anchor": False, "dspark_bonus_anchor": True, "block_size": 1},
+            "field block_size: 1 slots draft nothing",
+        ),
+        ({"sample_from_anchor": False}, "fields sample_from_anchor and dspark_bonus_anchor contradict each other"),
         ({"draft_vocab_size": 100}, "tensor d2t .* is missing"),
     ],
 )  # fmt: skip
