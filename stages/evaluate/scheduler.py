@@ -21,6 +21,7 @@ import numpy as np
 from data_specs.errors import UserError
 
 Array = np.ndarray
+STEP = 1e-12  # what an equally likely draft one position later counts less
 Policy = Callable[[Array], Array]  # confidences [R, G] of the current step -> lengths [R]
 
 
@@ -133,8 +134,8 @@ def policy(name: str, rate: StepRate | None = None, length: int = 0, least: floa
 
 
 def _descending(a: Array) -> Array:
-    """Flat indices of a [R, G], largest first; of equals in a row the earlier draft first."""
-    return np.argsort(-a.ravel(), kind="stable")
+    """Flat indices of a [R, G], largest first; of equals in a row the earlier draft first (a stable sort is slower)."""
+    return np.argsort((STEP * np.arange(a.shape[1]) - a).ravel())
 
 
 def _promised(a: Array, rate: StepRate) -> tuple[Array, Array]:

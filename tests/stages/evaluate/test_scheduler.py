@@ -85,7 +85,8 @@ def test_a_decision_does_not_depend_on_the_token_or_later_ones(seed: int) -> Non
 
 def test_equal_drafts_are_admitted_in_order() -> None:
     """Never j without j-1, also where a does not fall."""
-    assert by_rank(np.ones((2, 3)), 4).tolist() == [3, 1]
+    assert by_rank(np.ones((2, 3)), 4).tolist() == [2, 2]
+    assert by_rank(np.array([[1.0, 1.0, 1.0], [0.9, 0.9, 0.0]]), 4).tolist() == [3, 1]
 
 
 def test_the_asynchronous_form_takes_the_capacity_of_two_steps_before() -> None:
