@@ -106,9 +106,19 @@ class Setup:
         return previous, following
 
     def _other_draft(self) -> dict[str, torch.Tensor]:
-        """Tensors of the draft that this one starts from."""
+        """Tensors of the draft that this one starts from; ``ConfigError`` where it means other things by them."""
         source = self.config.drafter.init.draft
-        return {} if source is None else checkpoint.read_tensors(Path(source))
+        if source is None:
+            return {}
+        theirs, cached = checkpoint.read_config(Path(source)), self.samples.reader.spec.taps
+        wanted = {
+            "target_layer_ids": [cached[i] for i in self.taps],
+            "sample_from_anchor": self.config.drafter.sample_from_anchor,
+        }
+        for name, value in wanted.items():
+            if (got := getattr(theirs, name)) != value:
+                raise ConfigError(f"drafter.init.draft={source}: {name}: expected {value}, got {got}")
+        return checkpoint.read_tensors(Path(source))
 
     def _vocabulary(self) -> torch.Tensor | None:
         """The reduced draft vocabulary: the ids, ascending, of the most frequent answer tokens of the cache."""

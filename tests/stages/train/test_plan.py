@@ -109,3 +109,13 @@ def test_a_start_that_is_not_there_is_named(cached) -> None:
     config.drafter.init.draft = "nowhere:v3"
     with pytest.raises(UserError, match="nowhere:v3"):
         loop.run_train(config, cached.store, cached.cache)
+
+
+def test_a_start_of_the_other_convention_is_refused(cached) -> None:
+    """Its slots mean other positions, although every tensor has the right shape."""
+    fill_in = cached.config("dflash", steps=1)  # 1+N
+    made = loop.run_train(fill_in, cached.store, cached.cache)
+    config = cached.config("dspark", steps=2)
+    config.drafter.init.draft = str(made.path)
+    with pytest.raises(UserError, match="init.draft=.*: sample_from_anchor: expected True, got False"):
+        loop.run_train(config, cached.store, cached.cache)
