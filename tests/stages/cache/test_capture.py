@@ -421,6 +421,7 @@ def test_two_ranks_and_a_kill_end_in_the_unbroken_cache(
     CacheReader(found[0].path).verify()
 
 
+@pytest.mark.slow  # the quick suite has a kill under two ranks
 def test_a_killed_capture_goes_on_with_what_is_missing(
     made: Artifact, target_folder: Path, tmp_path: Path
 ) -> None:

@@ -67,7 +67,8 @@ SAMPLED = {"confidence_label": "sampled"}  # the coins are the sample's, not the
 @pytest.mark.parametrize(
     "algorithm,stage,drafter",
     [
-        ("dspark", 0, SAMPLED), ("dflash", 0, {}), ("mtp", 0, {}), ("eagle3", 3, {}),
+        ("dspark", 0, SAMPLED), ("eagle3", 3, {}),
+        *(pytest.param(name, 0, {}, marks=pytest.mark.slow) for name in ("dflash", "mtp")),
         *(pytest.param("dspark", stage, {}, marks=pytest.mark.slow) for stage in (1, 2, 3)),
     ],
 )  # fmt: skip
