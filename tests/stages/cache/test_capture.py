@@ -406,12 +406,13 @@ def test_two_ranks_and_a_kill_end_in_the_unbroken_cache(
 ) -> None:
     """Must hold 5; pitfalls 18, 20, 21: kill -9 of one of two ranks in its segment; the other takes over."""
     answers_of(tmp_path, ROWS)
-    ranks = [start(target_folder, tmp_path, pause, rank, 2) for rank, pause in ((0, 1.0), (1, 0.3))]
-    partial = tmp_path / "cache/tiny_words"
-    deadline = time.monotonic() + 60
-    while not claims_of(ranks[0].pid, partial) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert ranks[0].poll() is None
+    partial, ranks = tmp_path / "cache/tiny_words", []
+    for rank, pause in ((0, 60.0), (1, 1.0)):  # the first is still in its segment when the second is at work
+        ranks.append(start(target_folder, tmp_path, pause, rank, 2))
+        deadline = time.monotonic() + 60
+        while not claims_of(ranks[rank].pid, partial) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert ranks[rank].poll() is None
     os.kill(ranks[0].pid, signal.SIGKILL)
     assert ranks[1].wait(90) == 0
     ranks[0].wait(10)
