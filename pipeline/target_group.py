@@ -53,7 +53,9 @@ class Group:
             return self._follow(load)
         try:
             result = lead()
-        except BaseException as error:
+        except (
+            BaseException
+        ) as error:  # also an exit or Ctrl-C: the others wait for an order, whatever ended this one
             if not self.broken:
                 self._tell(FAILED, f"{type(error).__name__}: {error}")
             raise
@@ -66,12 +68,12 @@ class Group:
         if self.leads and not self.depth:
             self._tell(kind, content)
         self.depth += 1
+        done = False
         try:
             yield
-        except BaseException:
-            self.broken = True
-            raise
+            done = True
         finally:
+            self.broken = self.broken or not done
             self.depth -= 1
 
     def _follow(self, load: Callable[[list[int]], Any]) -> Any:

@@ -9,6 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from pipeline.config import TargetConfig
+
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unused|>")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -43,6 +45,12 @@ def target_config(**changes: object) -> Qwen3Config:
         "tie_word_embeddings": False, "eos_token_id": [258, 256], "pad_token_id": 256, "bos_token_id": None,
     }  # fmt: skip
     return Qwen3Config(**(values | changes))
+
+
+def located(folder: Path, **changes: object) -> TargetConfig:
+    """The config section of the target in ``folder``: fp32, on the CPU."""
+    values: dict[str, object] = {"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"}
+    return TargetConfig(**(values | changes))  # type: ignore[arg-type]
 
 
 def save_target(folder: Path, seed: int = 0, scale: float = 6.0, **changes: object) -> Path:

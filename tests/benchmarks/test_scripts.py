@@ -1,0 +1,69 @@
+"""Every benchmark runs to its table at a tiny size: what it measures is not judged, only that it still measures."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Load the benchmark ``name`` with its command line; steps run once, in this process."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def once(prepare, *arguments, repeats: int = 1) -> tuple[float, float]:
+        prepare(*arguments)()
+        return 1.0, 1.0
+
+    def load(name: str, *arguments: str) -> ModuleType:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        # By its path: one of them is called as a module of Python's own library.
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if name in ("loss", "train_step"):
+            monkeypatch.setattr(module, "measure", once)
+        return module
+
+    return load
+
+
+@pytest.mark.parametrize("more", [[], ["--soft"], ["--draft-rows", "12"]])
+def test_loss(script, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    sizes = ["--slots", "6", "--vocabulary", "40", "--hidden", "8", "--rank", "4"]
+    script("loss", *sizes, *more).main()
+    assert "chunked / plain: time 1.00, memory 1.000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more,rows", [([], 4), (["--drafters"], 6)])
+def test_train_step(script, monkeypatch, capsys, more: list[str], rows: int) -> None:
+    module = script("train_step", *more)
+    for name, value in (("HIDDEN", 72), ("ROWS", 16_384), ("ANCHORS", 2)):
+        monkeypatch.setattr(module, name, value)
+    module.main()
+    assert capsys.readouterr().out.count(" 1.00 ") >= rows
+
+
+def test_reader(script, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--samples", "4", "--lengths", "8", "20", "--hidden", "8", "--taps", "2", "--seconds", "0.05"]
+    script("reader", *sizes, "--chunk", "16", "--shard", "64", "--segment", "64").main()
+    assert "samples/s" in capsys.readouterr().out
+
+
+def test_codecs(script, capsys: pytest.CaptureFixture[str], target_folder: Path) -> None:
+    sizes = ["--tokens", "256", "--sequence", "64", "--chunks", "16", "--shard", "64"]
+    script("codecs", "--target", str(target_folder), *sizes).main()
+    assert "blosc" in capsys.readouterr().out
+
+
+def test_scheduler(script, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = script("scheduler")
+    monkeypatch.setattr(module, "REPEATS", 2)
+    module.main()
+    assert "2048" in capsys.readouterr().out
