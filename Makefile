@@ -1,7 +1,8 @@
 # make quickstart | test | test-slow | check.  The environment is made once, in .venv, and again when pyproject.toml changes.
 PYTHON ?= python3
 VENV := .venv
-RUN := OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(VENV)/bin/python
+# PYTHONDONTWRITEBYTECODE empty: where it is set, every one of the many processes would compile all its imports anew.
+RUN := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
 .PHONY: help quickstart test test-slow check environment
 help: ## this list

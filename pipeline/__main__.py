@@ -218,9 +218,8 @@ def _fail(error: Exception) -> None:
 
 def main() -> None:
     """Entry point."""
-    logging.getLogger("matplotlib").setLevel(
-        logging.WARNING
-    )  # "generated new fontManager" tells a user nothing
+    # "generated new fontManager" tells a user nothing.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     sys.argv = ranks.drop_launcher_arguments(sys.argv)
     schema.register()
     _compose_and_run()
