@@ -11,6 +11,8 @@ had a chance to (a round that ends early says nothing about later ones). Everyth
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +70,17 @@ def scaled(confidences: Array, temperatures: Array) -> Array:
     return _sigmoid(_logits(np.atleast_2d(confidences)) / np.asarray(temperatures)).reshape(
         np.shape(confidences)
     )
+
+
+def raw_thresholds(threshold: float, temperatures: Sequence[float]) -> list[float]:
+    """What the raw confidence of each draft must reach for the calibrated one to reach ``threshold`` (0 to 1).
+
+    sigmoid(logit(c) / T_k) >= t is c >= sigmoid(T_k logit(t)); 0 and 1 stay, and so does any t at T_k = 1.
+    """
+    if threshold in (0, 1):
+        return [float(threshold)] * len(temperatures)
+    logit = math.log(threshold / (1 - threshold))
+    return [threshold if t == 1 else 1 / (1 + math.exp(min(-t * logit, 700.0))) for t in temperatures]
 
 
 def quality(confidences: Array, accepted: Array, proposed: Array) -> list[Quality]:

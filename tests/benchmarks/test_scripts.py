@@ -67,3 +67,10 @@ def test_scheduler(script, monkeypatch, capsys: pytest.CaptureFixture[str]) -> N
     monkeypatch.setattr(module, "REPEATS", 2)
     module.main()
     assert "2048" in capsys.readouterr().out
+
+
+def test_calibration(script, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = script("calibration")
+    monkeypatch.setattr(module, "SIZES", (50, 200))
+    module.main()
+    assert "mean ECE before" in capsys.readouterr().out

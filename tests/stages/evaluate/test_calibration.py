@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from stages.evaluate.calibration import GRID, CalibrationError, auc, ece, fit, quality, scaled
+from stages.evaluate.calibration import GRID, CalibrationError, auc, ece, fit, quality, raw_thresholds, scaled
 
 
 def rounds(temperatures: list[float], count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -63,3 +63,18 @@ def test_a_round_that_ended_early_says_nothing_about_later_drafts() -> None:
 def test_what_nothing_can_be_fitted_from_is_named(confidences: np.ndarray, message: str) -> None:
     with pytest.raises(CalibrationError, match=message):
         fit(confidences, np.zeros(len(confidences)), np.zeros(len(confidences)))
+
+
+def test_raw_thresholds_by_hand() -> None:
+    """logit(0.8) = ln 4; at T = 2 the raw confidence must reach 4^2 / (1 + 4^2), at T = 0.5 4^.5 / (1 + 4^.5)."""
+    assert raw_thresholds(0.8, [2.0, 1.0, 0.5]) == pytest.approx([16 / 17, 0.8, 2 / 3], abs=1e-12)
+    assert raw_thresholds(0.0, [2.0, 0.5]) == [0.0, 0.0]
+    assert raw_thresholds(1.0, [2.0, 0.5]) == [1.0, 1.0]
+    assert raw_thresholds(0.001, [1000.0]) == pytest.approx([0.0], abs=1e-300)  # no overflow
+
+
+def test_a_raw_threshold_cuts_what_the_calibrated_one_would() -> None:
+    confidences, temperatures = rounds([1.0] * 4, 2_000)[0], [0.1, 0.7, 1.9, 10.0]
+    least = np.array(raw_thresholds(0.37, temperatures))
+    assert ((confidences >= least) == (scaled(confidences, np.array(temperatures)) >= 0.37)).all()
+    assert 0 < (confidences >= least).mean() < 1

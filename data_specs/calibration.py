@@ -1,0 +1,105 @@
+"""``calibration.json``: the temperatures that make a draft's confidences mean what they say.
+
+It lies in the draft's folder (beside config.json, not part of its manifest: the draft is the same without it) and, as it
+was used, in the folder of every evaluation that used it. Draft k of a block (k = 0 .. G-1) has the calibrated confidence
+sigmoid(logit(c_k) / T_k); temperatures are fitted on rounds of held-out prompts by stages/evaluate/calibration.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from data_specs.draft import CONFIG
+from data_specs.errors import UserError
+from data_specs.manifest import fingerprint, folder_records, read_json, write_json
+
+CALIBRATION = "calibration.json"
+SCHEMA_VERSION = 1
+
+
+class CalibrationFileError(UserError):
+    """A ``calibration.json`` that is missing, damaged or of another draft; the message names file and field."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Contents of ``calibration.json``, its schema version apart.
+
+    ``before`` and ``after`` tell by position how good the cumulative product was on the rounds of the fit, without and
+    with the temperatures: rounds, ece, brier, auc (None: all outcomes equal), and predicted, observed and counts [20].
+    """
+
+    draft: str  # ``draft_contents`` of the draft's folder
+    target: str  # pipeline.target_files.identity of the target
+    sampler: dict[str, Any]  # as it acts: Sampler.effective()
+    dtype: str
+    thinking: bool | None
+    data: str  # name of the data whose held-out prompts were answered
+    made_with: (
+        str  # fingerprint of all that the rounds depend on: the above, the data's contents, limits, seed
+    )
+    keys: list[str]  # of those prompts (pipeline.rows.prompt_key): none of them may be reported on
+    rounds: int
+    temperatures: list[float]  # [G]
+    before: list[dict[str, Any]]
+    after: list[dict[str, Any]]
+
+    @property
+    def prompts(self) -> int:
+        """Prompts whose rounds the temperatures were fitted on."""
+        return len(self.keys)
+
+
+def draft_contents(folder: Path) -> str:
+    """Fingerprint of what a draft's folder holds: names and SHA-256 of config.json and the weights."""
+    records = folder_records(folder, (CONFIG, "*.safetensors"))
+    return fingerprint({name: record.sha256 for name, record in records.items()})
+
+
+def write_calibration(folder: Path, calibration: Calibration) -> None:
+    """Write ``calibration.json`` into ``folder``, whole or not at all."""
+    values = {"schema_version": SCHEMA_VERSION, "prompts": calibration.prompts} | asdict(calibration)
+    write_json(folder / CALIBRATION, values)
+
+
+def read_calibration(folder: Path, draft: str, drafts: int) -> Calibration:
+    """The calibration in ``folder`` for the draft with the contents ``draft`` and ``drafts`` drafts a block.
+
+    Raises ``CalibrationFileError`` naming the file and the field when it is missing, of an unknown schema version, of
+    another draft, or has temperatures that are not ``drafts`` positive finite numbers.
+    """
+    path = folder / CALIBRATION
+    if not path.is_file():
+        raise CalibrationFileError(
+            f"{path}: no such file; python -m pipeline stage=evaluate evaluate.calibrate=true makes it"
+        )
+    values = read_json(path)
+    version = values.get("schema_version") if isinstance(values, dict) else None
+    if version != SCHEMA_VERSION:
+        raise CalibrationFileError(f"{path}: schema_version: expected {SCHEMA_VERSION}, got {version!r}")
+    names = {field.name for field in fields(Calibration)}
+    if set(values) != names | {"schema_version", "prompts"}:
+        raise CalibrationFileError(f"{path}: expected the fields {sorted(names)}, got {sorted(values)}")
+    _check(path, values, draft, drafts)
+    return Calibration(**{name: values[name] for name in names})
+
+
+def _check(path: Path, values: dict[str, Any], draft: str, drafts: int) -> None:
+    if values["draft"] != draft:
+        raise CalibrationFileError(
+            f"{path}: draft: made for another draft (expected {draft[:12]}..., got {str(values['draft'])[:12]}...); "
+            "remove the file, or put that draft's back"
+        )
+    temperatures = values["temperatures"]
+    if not isinstance(temperatures, list) or len(temperatures) != drafts:
+        raise CalibrationFileError(
+            f"{path}: temperatures: expected {drafts} numbers, one a draft of a block, got {temperatures!r}"
+        )
+    for k, t in enumerate(temperatures):
+        if isinstance(t, bool) or not isinstance(t, int | float) or not math.isfinite(t) or t <= 0:
+            raise CalibrationFileError(
+                f"{path}: temperatures[{k}]: expected a positive finite number, got {t!r}"
+            )

@@ -1,0 +1,67 @@
+"""calibration.json comes back as it was written, and is refused when it is not this draft's."""
+
+import json
+import math
+
+import pytest
+
+from data_specs.calibration import (
+    CALIBRATION,
+    Calibration,
+    CalibrationFileError,
+    draft_contents,
+    read_calibration,
+    write_calibration,
+)
+
+MADE = Calibration(
+    draft="d" * 64, target="t" * 64, sampler={"temperature": 0.0}, dtype="float32", thinking=None, data="chat",
+    made_with="m" * 64, keys=["a", "b"], rounds=9, temperatures=[1.5, 0.5], before=[], after=[],
+)  # fmt: skip
+
+
+def test_it_comes_back(tmp_path):
+    write_calibration(tmp_path, MADE)
+    assert read_calibration(tmp_path, "d" * 64, drafts=2) == MADE
+    stored = json.loads((tmp_path / CALIBRATION).read_text())
+    assert (stored["schema_version"], stored["prompts"], stored["temperatures"]) == (1, 2, [1.5, 0.5])
+    assert [path.name for path in tmp_path.iterdir()] == [CALIBRATION]
+
+
+def test_a_missing_one_is_named_with_how_to_make_it(tmp_path):
+    with pytest.raises(
+        CalibrationFileError, match="calibration.json: no such file; .*evaluate.calibrate=true"
+    ):
+        read_calibration(tmp_path, "d" * 64, drafts=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"draft": "e" * 64}, "draft: made for another draft .expected dddddddddddd..., got eeeeeeeeeeee"),
+        ({"schema_version": 2}, "schema_version: expected 1, got 2"),
+        ({"temperatures": [1.0]}, r"temperatures: expected 2 numbers, one a draft of a block, got \[1.0\]"),
+        ({"temperatures": [1.0, 0.0]}, r"temperatures\[1\]: expected a positive finite number, got 0.0"),
+        ({"temperatures": [math.inf, 1]}, r"temperatures\[0\]: expected a positive finite number, got inf"),
+        ({"temperatures": [math.nan, 1]}, r"temperatures\[0\]: expected a positive finite number, got nan"),
+        ({"temperatures": ["1", 1]}, r"temperatures\[0\]: expected a positive finite number, got '1'"),
+        ({"more": 1}, "expected the fields"),
+    ],
+)
+def test_what_is_not_this_drafts_is_named(tmp_path, changes, message):
+    write_calibration(tmp_path, MADE)
+    path = tmp_path / CALIBRATION
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(CalibrationFileError, match=message):
+        read_calibration(tmp_path, "d" * 64, drafts=2)
+
+
+def test_a_drafts_contents_are_its_config_and_weights(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    before = draft_contents(tmp_path)
+    (tmp_path / CALIBRATION).write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert draft_contents(tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(b"Weights")
+    assert draft_contents(tmp_path) != before
