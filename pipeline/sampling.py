@@ -8,7 +8,9 @@ distributed as the target alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -85,48 +87,81 @@ def accept(
     sampler: Sampler,
     generator: torch.Generator | None = None,
 ) -> tuple[int, int]:
-    """How many of the drafted ``tokens`` int64 [n] hold, and the token after them: (accepted, next token).
+    """``accept_all`` of one chain: (accepted, next token) of the drafted ``tokens`` int64 [n]."""
+    accepted, following = accept_all(
+        tokens, [len(tokens)], draft_probabilities, target_logits, sampler, generator
+    )
+    return accepted[0], following[0]
 
-    ``target_logits`` [n+1, V]: row i is the target's for drafted token i, row n for the bonus token.
-    ``draft_probabilities`` fp32 [n, V] are those the tokens were drawn from; None means that the draft chose
-    each token with certainty (always so at temperature 0, where they are not looked at).
+
+def accept_all(
+    tokens: Tensor,
+    counts: Sequence[int],
+    draft_probabilities: Tensor | None,
+    target_logits: Tensor,
+    sampler: Sampler,
+    generator: torch.Generator | None = None,
+) -> tuple[list[int], list[int]]:
+    """How many drafts of each of R chains hold, and the token after them: (accepted [R], next tokens [R]).
+
+    ``tokens`` int64 [N] are the chains of ``counts`` [R] tokens one after the other. ``target_logits`` [N+R, V] are the
+    target's, n+1 rows a chain: row i for its drafted token i, row n for the bonus token. ``draft_probabilities`` fp32
+    [N, V] are those the tokens were drawn from; None means that the draft chose each token with certainty (always so
+    at temperature 0, where they are not looked at).
     """
     if sampler.greedy:
-        return _accept_greedy(tokens, target_logits)
+        return _accept_greedy(tokens.tolist(), counts, target_logits.argmax(-1).tolist())
     return _accept_sampled(
-        tokens, draft_probabilities, sampler.probabilities(target_logits), sampler, generator
+        tokens, counts, draft_probabilities, sampler.probabilities(target_logits), sampler, generator
     )
 
 
-def _accept_greedy(tokens: Tensor, target_logits: Tensor) -> tuple[int, int]:
-    modes = target_logits.argmax(-1)  # [n+1]
-    chosen, drafted = modes.tolist(), tokens.tolist()
-    accepted = 0
-    while accepted < len(drafted) and drafted[accepted] == chosen[accepted]:
-        accepted += 1
-    return accepted, chosen[accepted]
+def _accept_greedy(
+    drafted: list[int], counts: Sequence[int], modes: list[int]
+) -> tuple[list[int], list[int]]:
+    """``modes`` [N+R]: the target's choices."""
+    accepted, following, first = [], [], 0
+    for r, count in enumerate(counts):
+        held = 0
+        while held < count and drafted[first + held] == modes[first + r + held]:
+            held += 1
+        accepted.append(held)
+        following.append(modes[first + r + held])
+        first += count
+    return accepted, following
 
 
 def _accept_sampled(
-    tokens: Tensor, draft: Tensor | None, target: Tensor, sampler: Sampler, generator: torch.Generator | None
-) -> tuple[int, int]:
-    """``draft`` [n, V] or None, ``target`` [n+1, V] probabilities."""
-    n = len(tokens)
-    rows = torch.arange(n, device=target.device)
-    p_draft = target.new_ones(n) if draft is None else draft[rows, tokens]  # [n]
-    coins = torch.rand(n, device=target.device, generator=generator)
-    holds = coins * p_draft < target[rows, tokens]  # never where p_t = 0, always where p_t >= p_d
-    accepted = int(holds.long().cumprod(0).sum())
-    weights = target[accepted]
-    if accepted < n:
-        weights = _residual(target[accepted], None if draft is None else draft[accepted], tokens[accepted])
-    return accepted, int(sampler.draw(weights, generator))
+    tokens: Tensor, counts: Sequence[int], draft: Tensor | None, target: Tensor, sampler: Sampler,
+    generator: torch.Generator | None,
+) -> tuple[list[int], list[int]]:  # fmt: skip
+    """``draft`` [N, V] or None, ``target`` [N+R, V] probabilities."""
+    device, total = target.device, len(tokens)
+    starts = list(accumulate(counts, initial=0))[:-1]  # of each chain in ``tokens``
+    chain = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(device)  # [N]
+    drafts = torch.arange(total, device=device)
+    rows = drafts + chain  # of the target, for each draft
+    p_draft = target.new_ones(total) if draft is None else draft[drafts, tokens]
+    coins = torch.rand(total, device=device, generator=generator)
+    holds = (coins * p_draft < target[rows, tokens]).tolist()  # never where p_t = 0, always where p_t >= p_d
+    accepted = [_leading(holds[s : s + n]) for s, n in zip(starts, counts, strict=True)]
+    weights = target[[s + r + n for r, (s, n) in enumerate(zip(starts, accepted, strict=True))]]  # [R, V]
+    cut = [r for r, n in enumerate(accepted) if n < counts[r]]
+    if cut:
+        at = [starts[r] + accepted[r] for r in cut]
+        weights[cut] = _residual(weights[cut], None if draft is None else draft[at], tokens[at])
+    return accepted, sampler.draw(weights, generator).tolist()
 
 
-def _residual(target: Tensor, draft: Tensor | None, token: Tensor) -> Tensor:
-    """max(p_t - p_d, 0) [V], not normalised. Where rounding leaves no mass the two are equal: p_t itself."""
-    rest = target.index_fill(0, token, 0.0) if draft is None else (target - draft).clamp_(min=0)
-    return rest if bool(rest.sum() > 0) else target
+def _leading(holds: list[bool]) -> int:
+    """How many are true before the first that is not."""
+    return next((i for i, ok in enumerate(holds) if not ok), len(holds))
+
+
+def _residual(target: Tensor, draft: Tensor | None, tokens: Tensor) -> Tensor:
+    """max(p_t - p_d, 0) [r, V], not normalised. Where rounding leaves no mass the two are equal: p_t itself."""
+    rest = target.scatter(1, tokens[:, None], 0.0) if draft is None else (target - draft).clamp_(min=0)
+    return torch.where(rest.sum(-1, keepdim=True) > 0, rest, target)
 
 
 def _keep_top_k(scores: Tensor, k: int) -> Tensor:

@@ -77,7 +77,8 @@ def remembering(draft: Model) -> Model:
     start, observe, begin = draft.start, draft.observe, draft.begin
     known: dict[Any, Any] = {}
 
-    def begin_once(state: list[Any], anchor: Tensor) -> Any:
+    def begin_once(states: list[list[Any]], anchor: Tensor) -> Any:
+        [state] = states
         seen, chain = tuple(t for tokens, *_ in state for t in tokens.tolist()), []
 
         def step(previous: Tensor) -> Any:
@@ -87,7 +88,7 @@ def remembering(draft: Model) -> Model:
                 real = start()
                 for piece in state:
                     observe(real, *piece)
-                walk = begin(real, anchor)
+                walk = begin([real], anchor)
                 *_, known[place] = (walk(token) for token in chain)
             return known[place]
 
@@ -128,7 +129,7 @@ def draws(target: Any, draft: Any, sampler: Sampler, count: int, seed: int) -> t
 
 def started(target: Any, draft: Any, sampler: Sampler, random: torch.Generator) -> _Loop:
     """A decode's loop after its prefill, which a draw would only repeat; the next token follows START[-1]."""
-    loop = _Loop(target, draft, sampler, random, 0.0)
+    loop = _Loop(target, draft, sampler, random, ())
     prompt = torch.tensor(START[:-1])
     states = target.run(prompt[None], cache=loop.cache)
     loop._observe(prompt, states.hidden[0], states.last_hidden[0])

@@ -13,6 +13,7 @@ draft a block in one pass, Q = 1 and K = k for the k-th token of those that draf
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,26 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
     if repeats > 1:
         k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
+
+
+def attend_each(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Sequence[Tensor],
+    masks: Sequence[Tensor | None],
+    scale: float,
+) -> Tensor:
+    """Attention output of q's shape for R blocks of different contexts, each attended by itself.
+
+    q [R, Q, heads, d]; k, v [R, K, kv, d] of the blocks; ``seen`` R keys and values [2, 1, S_r, kv, d] of the contexts;
+    ``masks`` R masks bool [Q, S_r + K] or None.
+    """
+    outputs = []
+    for r, (context, mask) in enumerate(zip(seen, masks, strict=True)):
+        keys, values = torch.cat([context[0], k[r : r + 1]], 1), torch.cat([context[1], v[r : r + 1]], 1)
+        outputs.append(sdpa(q[r : r + 1], keys, values, mask, scale))
+    return torch.cat(outputs)
 
 
 def _groups(rows: Tensor, anchors: Tensor, shape: Shape) -> tuple[Group, ...]:

@@ -4,11 +4,12 @@ A block of ``block_size`` slots sits at positions a, a+1, ...: the anchor's toke
 (``sample_from_anchor: true``): slot k drafts token a+1+k. 1+N fill-in (``false``, z-lab's DFlash): slot k drafts the
 token at its own position a+k, so that slot 0 drafts nothing and a block has one draft less.
 
-Shapes: B sequences of S tokens, N blocks of T slots, G drafts a block, H hidden size, m taps.
+Shapes: B sequences of S tokens (R at decoding), N blocks of T slots, G drafts a block, H hidden size, m taps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.drafts.attention import Shape, attend, sdpa
+from pipeline.drafts.attention import Shape, attend, attend_each
 from pipeline.drafts.base import Batch, Blocks
-from pipeline.drafts.model import Model, append
+from pipeline.drafts.model import Model, append, following
 
 
 @dataclass
@@ -91,31 +92,42 @@ class Backbone(Model):
         """An empty context."""
         return ContextState()
 
-    def observe(self, state: ContextState, tokens: Tensor, hidden: Tensor, last_hidden: Tensor) -> None:
-        """Append n positions, taps ``hidden`` [n, m*H], to the context's keys and values."""
+    def observe_all(
+        self,
+        states: Sequence[ContextState],
+        counts: Sequence[int],
+        tokens: Tensor,
+        hidden: Tensor,
+        last_hidden: Tensor,
+    ) -> None:
+        """Append positions, taps ``hidden`` [N, m*H], to the keys and values of their contexts."""
         context = self.context(hidden)
-        positions = torch.arange(state.length, state.length + len(hidden), device=hidden.device)
-        state.layers = state.layers or [None] * len(self.layers)  # type: ignore[list-item]
+        positions = following([state.length for state in states], counts, hidden.device)
+        for state in states:
+            state.layers = state.layers or [None] * len(self.layers)  # type: ignore[list-item]
         for i, layer in enumerate(self.decoder_layers):
             new = layer.self_attn.keys_values(context, self.rotary(context, positions, layer.kind))
-            state.layers[i] = append(state.layers[i], torch.stack(new), state.length)
-        state.length += len(hidden)
+            for state, own in zip(states, torch.stack(new).split(list(counts), 1), strict=True):
+                state.layers[i] = append(state.layers[i], own, state.length)
+        for state, count in zip(states, counts, strict=True):
+            state.length += count
 
-    def draft(self, state: ContextState, anchor: Tensor) -> Tensor:
-        """States [G, H] of the block after the observed context, whose anchor is the token ``anchor`` [1]."""
-        x = self.inputs(anchor)
-        slots = state.length + torch.arange(x.shape[1], device=x.device)[None]
-        for layer, cached in zip(self.decoder_layers, state.layers, strict=True):
-            keys, values = cached[:, None, : state.length]  # [1, length, kv, d]
-            mask = self._window_mask(layer.kind, state.length, x)
+    def draft(self, states: Sequence[ContextState], anchors: Tensor) -> Tensor:
+        """States [R, G, H] of the blocks after the observed contexts, whose anchors are the tokens [R]."""
+        x = self.inputs(anchors)
+        slots = following([state.length for state in states], [x.shape[1]] * len(states), x.device)
+        slots = slots.view(len(states), -1)
+        for i, layer in enumerate(self.decoder_layers):
+            seen = [state.layers[i][:, None, : state.length] for state in states]  # [2, 1, length, kv, d]
+            masks = [self._window_mask(layer.kind, state.length, x) for state in states]
 
             def attend_cached(
-                q: Tensor, k: Tensor, v: Tensor, scale: float, keys=keys, values=values, mask=mask
+                q: Tensor, k: Tensor, v: Tensor, scale: float, seen=seen, masks=masks
             ) -> Tensor:
-                return sdpa(q, torch.cat([keys, k], 1), torch.cat([values, v], 1), mask, scale)
+                return attend_each(q, k, v, seen, masks, scale)
 
             x = layer(x, self.rotary(x, slots, layer.kind), attend_cached)
-        return self.norm(x)[0, self.first :]
+        return self.norm(x)[:, self.first :]
 
     def _window_mask(self, kind: str, length: int, x: Tensor) -> Tensor | None:
         """bool [T, length + T]: what the slots of the next block see; None where that is everything."""

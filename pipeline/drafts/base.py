@@ -7,6 +7,7 @@ Index notation: B sequences, S tokens, A anchors a sequence, G drafts a block, V
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,15 @@ class Proposal:
     confidences: Tensor | None
 
 
+@dataclass(frozen=True)
+class Proposals:
+    """Chains of n tokens each for R sequences (n <= G); see ``Proposal`` for the fields."""
+
+    tokens: Tensor  # int64 [R, n]
+    probabilities: Tensor | None  # fp32 [R, n, V]
+    confidences: Tensor | None  # fp32 [R, n]
+
+
 class Draft(nn.Module):
     """A draft model. A new algorithm subclasses model.py's ``Model`` and is named in algorithms.py."""
 
@@ -145,10 +155,38 @@ class Draft(nn.Module):
         """State of a new sequence (context keys and values, nothing observed yet)."""
 
     @abstractmethod
-    def observe(self, state: Any, tokens: Tensor, hidden: Tensor, last_hidden: Tensor) -> None:
-        """Take in n newly verified positions: ids int64 [n], taps [n, m*H], final states [n, H]."""
+    def observe_all(
+        self,
+        states: Sequence[Any],
+        counts: Sequence[int],
+        tokens: Tensor,
+        hidden: Tensor,
+        last_hidden: Tensor,
+    ) -> None:
+        """Take in ``counts`` [R] newly verified positions of each sequence, all flattened one after the other.
+
+        Ids int64 [N], taps [N, m*H], final states [N, H] for N = sum of the counts (each at least 1).
+        """
 
     @abstractmethod
+    def propose_all(
+        self,
+        states: Sequence[Any],
+        anchors: Tensor,
+        sampler: Sampler,
+        generator: torch.Generator | None = None,
+        limit: int | None = None,
+        thresholds: Sequence[float] = (),
+    ) -> Proposals:
+        """Draft up to ``limit`` tokens after each of ``anchors`` int64 [R], the tokens not yet observed.
+
+        Draft k needs a confidence of at least ``thresholds[k]`` (absent: 0): drafting ends where no sequence's has it.
+        """
+
+    def observe(self, state: Any, tokens: Tensor, hidden: Tensor, last_hidden: Tensor) -> None:
+        """``observe_all`` of one sequence: n positions, ids int64 [n], taps [n, m*H], final states [n, H]."""
+        self.observe_all([state], [len(tokens)], tokens, hidden, last_hidden)
+
     def propose(
         self,
         state: Any,
@@ -156,12 +194,17 @@ class Draft(nn.Module):
         sampler: Sampler,
         generator: torch.Generator | None = None,
         limit: int | None = None,
-        threshold: float = 0.0,
+        thresholds: Sequence[float] = (),
     ) -> Proposal:
-        """Draft up to ``limit`` tokens after ``anchor``, the token at the first position not yet observed.
-
-        The chain is cut before the first slot with confidence below ``threshold``.
-        """
+        """``propose_all`` of one sequence: the chain is cut before the first draft below its threshold."""
+        anchors = torch.tensor([anchor], device=next(self.parameters()).device)
+        made = self.propose_all([state], anchors, sampler, generator, limit, thresholds)
+        probabilities, confidences = made.probabilities, made.confidences
+        return Proposal(
+            made.tokens[0],
+            None if probabilities is None else probabilities[0],
+            None if confidences is None else confidences[0],
+        )
 
 
 def supervise(

@@ -11,15 +11,16 @@ Shapes: B sequences of S tokens, N blocks of G drafts, H hidden size, W width of
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pipeline.drafts.attention import attend, sdpa
+from pipeline.drafts.attention import attend, attend_each
 from pipeline.drafts.base import Batch, Blocks
 from pipeline.drafts.families.layers import DecoderLayer
-from pipeline.drafts.model import Model, Step, append
+from pipeline.drafts.model import Model, Step, append, following
 
 
 @dataclass
@@ -92,37 +93,64 @@ class Chain(Model):
         """Nothing observed yet."""
         return PairState()
 
-    def observe(self, state: PairState, tokens: Tensor, hidden: Tensor, last_hidden: Tensor) -> None:
-        """Append the pairs that n positions complete; the last position's waits for the token after it."""
-        sources = self.source(hidden, last_hidden)
-        before = sources[:-1] if state.pending is None else torch.cat([state.pending, sources[:-1]])
-        state.pending = sources[-1:]
-        if not len(before):
+    def observe_all(
+        self,
+        states: Sequence[PairState],
+        counts: Sequence[int],
+        tokens: Tensor,
+        hidden: Tensor,
+        last_hidden: Tensor,
+    ) -> None:
+        """Append the pairs that the positions complete; each sequence's last one waits for the token after it."""
+        sources = self.source(hidden, last_hidden).split(list(counts))
+        ids, before, found = [], [], []
+        for state, own, new in zip(states, tokens.split(list(counts)), sources, strict=True):
+            pairs = new[:-1] if state.pending is None else torch.cat([state.pending, new[:-1]])
+            before.append(pairs)
+            ids.append(own[len(own) - len(pairs) :])
+            found.append(len(pairs))
+            state.pending = new[-1:]
+        if not sum(found):
             return
-        _, entered = self.enter(self.embed(tokens[-len(before) :]), before)
-        positions = torch.arange(state.length, state.length + len(before), device=tokens.device)
-        new = self.layer.self_attn.keys_values(entered, self.rotary(entered, positions, self.layer.kind))
-        state.buffer = append(state.buffer, torch.stack(new), state.length)
-        state.length += len(before)
+        _, entered = self.enter(self.embed(torch.cat(ids)), torch.cat(before))
+        positions = following([state.length for state in states], found, tokens.device)
+        made = self.layer.self_attn.keys_values(entered, self.rotary(entered, positions, self.layer.kind))
+        for state, count, own in zip(states, found, torch.stack(made).split(found, 1), strict=True):
+            state.buffer = append(state.buffer, own, state.length)
+            state.length += count
 
-    def begin(self, state: PairState, anchor: Tensor) -> Step:
+    def begin(self, states: Sequence[PairState], anchors: Tensor) -> Step:
         """See Model.begin: a pass of the layer a token."""
-        assert state.pending is not None, "the prompt is observed before anything is drafted"
-        layer, kind, memory = self.layer, self.layer.kind, state.pending
-        seen = [] if state.buffer is None else [state.buffer[:, : state.length]]  # [2, length, kv, d]
-        position = state.length
+        assert all(state.pending is not None for state in states), (
+            "a prompt is observed before anything is drafted"
+        )
+        layer, kind = self.layer, self.layer.kind
+        memory = torch.cat([state.pending for state in states if state.pending is not None])  # [R, H]
+        places = torch.tensor([[state.length] for state in states], device=anchors.device)
+        seen = [None if state.buffer is None else state.buffer[:, None, : state.length] for state in states]
+        own: list[Tensor] = []  # keys and values [2, R, 1, kv, d] of the steps so far
 
         def attend_all(q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-            seen.append(torch.stack([key[0], value[0]]))
-            keys, values = torch.cat(seen, 1)[:, None, -(self.window(kind) or 0) :]
-            return sdpa(q, keys, values, None, scale)
+            own.append(torch.stack([key, value]))
+            k, v = torch.cat(own, 2)
+            contexts = [
+                k.new_empty(2, 1, 0, *k.shape[2:]) if context is None else context for context in seen
+            ]
+            masks = [self._window_mask(kind, context.shape[2] + k.shape[1], q) for context in contexts]
+            return attend_each(q, k, v, contexts, masks, scale)
 
         def step(previous: Tensor) -> tuple[Tensor, Tensor | None]:
-            nonlocal memory, position
+            nonlocal memory, places
             x, entered = self.enter(self.embed(previous)[:, None], memory[:, None])
-            where = torch.full((1, 1), position, device=previous.device)
-            out = layer(x, self.rotary(x, where, kind), attend_all, entered)[:, 0]
-            memory, position = self.follow(out), position + 1
+            out = layer(x, self.rotary(x, places, kind), attend_all, entered)[:, 0]
+            memory, places = self.follow(out), places + 1
             return self.logits(self.norm(out)), None
 
         return step
+
+    def _window_mask(self, kind: str, length: int, q: Tensor) -> Tensor | None:
+        """bool [1, length]: the last keys that a query sees; None where that is all of them."""
+        window = self.window(kind)
+        if window is None or length <= window:
+            return None
+        return (torch.arange(length, device=q.device) >= length - window)[None]

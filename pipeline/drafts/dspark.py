@@ -5,6 +5,7 @@ With ``markov_rank: 0`` and no confidence head this is DFlash, in either convent
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -81,16 +82,16 @@ class DSpark(Backbone):
         each = functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
         return (each * supervision.weights[where]).sum()
 
-    def begin(self, state: ContextState, anchor: Tensor) -> Step:
+    def begin(self, states: Sequence[ContextState], anchors: Tensor) -> Step:
         """See Model.begin: one parallel pass, then p_k = softmax(U_k + B_k) from left to right."""
-        hidden = self.draft(state, anchor)  # [G, H]
-        parallel = self.logits(hidden)  # [G, D]
+        hidden = self.draft(states, anchors)  # [R, G, H]
+        parallel = self.logits(hidden)  # [R, G, D]
         slots, memory = iter(range(self.max_drafts)), None
 
         def step(previous: Tensor) -> tuple[Tensor, Tensor | None]:
             nonlocal memory
             k = next(slots)
-            own, logits, embedded = hidden[k : k + 1], parallel[k : k + 1], None
+            own, logits, embedded = hidden[:, k], parallel[:, k], None
             if self.markov_head is not None:
                 embedded = self.markov_head.embed(previous)
                 features, memory = self.markov_head.step(embedded, own, memory)

@@ -1,14 +1,14 @@
 """What the drafts of all algorithms share: the target's embedding and head, layers of one family, the final norm, the
 loss over supervised drafts, and drafting left to right. An algorithm adds where the states come from.
 
-Shapes: B sequences of S tokens, A anchors, N kept blocks, G drafts a block, H hidden size, V vocabulary, D draft
-vocabulary (V unless ``draft_vocab_size`` reduces it), r rank of a sequential head.
+Shapes: B sequences of S tokens (R at decoding), A anchors, N kept blocks, G drafts a block, H hidden size, V
+vocabulary, D draft vocabulary (V unless ``draft_vocab_size`` reduces it), r rank of a sequential head.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.drafts.attention import AttentionPlan, Shape, default_backend, plan_attention
-from pipeline.drafts.base import Batch, Blocks, Draft, LossTerms, LossWeights, Proposal, Supervision
+from pipeline.drafts.base import Batch, Blocks, Draft, LossTerms, LossWeights, Proposals, Supervision
 from pipeline.drafts.families.layers import DecoderLayer
 from pipeline.drafts.losses import Coefficients, Output, Terms, distribution_loss
 from pipeline.sampling import Sampler
 
-# The next draft's logits [1, D] and confidence (fp32 [1] in [0, 1], or None), given the token [1] before it.
+# The next drafts' logits [R, D] and confidences (fp32 [R] in [0, 1], or None), given the tokens [R] before them.
 Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
@@ -185,22 +185,24 @@ class Model(Draft):
     # --- drafting ---
 
     @abstractmethod
-    def begin(self, state: Any, anchor: Tensor) -> Step:
-        """The step function of a block after the observed context, whose anchor is the token [1]."""
+    def begin(self, states: Sequence[Any], anchors: Tensor) -> Step:
+        """The step function of a block after each observed context, whose anchors are the tokens [R]."""
 
     @torch.no_grad()
-    def propose(
-        self, state: Any, anchor: int, sampler: Sampler, generator: torch.Generator | None = None,
-        limit: int | None = None, threshold: float = 0.0,
-    ) -> Proposal:  # fmt: skip
-        """Sample the block left to right, each token given the one before; see Draft.propose."""
-        previous = torch.tensor([anchor], device=self.lm_head.weight.device)
-        step = self.begin(state, previous)
+    def propose_all(
+        self, states: Sequence[Any], anchors: Tensor, sampler: Sampler, generator: torch.Generator | None = None,
+        limit: int | None = None, thresholds: Sequence[float] = (),
+    ) -> Proposals:  # fmt: skip
+        """Sample the blocks left to right, each token given the one before; see Draft.propose_all."""
+        step, previous = self.begin(states, anchors), anchors
         tokens, probabilities, confidences = [], [], []
-        for _ in range(self.max_drafts if limit is None else min(limit, self.max_drafts)):
+        alive = torch.ones_like(anchors, dtype=torch.bool)
+        for k in range(self.max_drafts if limit is None else min(limit, self.max_drafts)):
             logits, confidence = step(previous)
             if confidence is not None:
-                if threshold > 0 and confidence.item() < threshold:
+                least = thresholds[k] if k < len(thresholds) else 0.0
+                alive = alive & (confidence >= least)
+                if least > 0 and not alive.any():
                     break
                 confidences.append(confidence)
             drawn = logits.argmax(-1)
@@ -210,16 +212,19 @@ class Model(Draft):
                 probabilities.append(self._spread(probability))
             previous = drawn if self.d2t is None else drawn + self.d2t[drawn]
             tokens.append(previous)
-        return Proposal(
-            tokens=torch.cat(tokens) if tokens else previous[:0],
-            probabilities=None
-            if sampler.greedy
-            else _joined(probabilities, (0, self.config.vocab_size), previous),
-            confidences=_joined(confidences, (0,), previous) if self.learns_confidence else None,
+        rows = (len(anchors), 0)
+        return Proposals(
+            _joined(tokens, anchors.new_empty(rows)),
+            None if sampler.greedy else _joined(probabilities, self._zeros(*rows, self.config.vocab_size)),
+            _joined(confidences, self._zeros(*rows)) if self.learns_confidence else None,
         )
 
+    def _zeros(self, *shape: int) -> Tensor:
+        """Zeros fp32 of ``shape`` where the draft is."""
+        return torch.zeros(shape, device=self.lm_head.weight.device)
+
     def _spread(self, probabilities: Tensor) -> Tensor:
-        """Probabilities [1, D] over all of the target's tokens [1, V]: 0 for what the draft does not have."""
+        """Probabilities [R, D] over all of the target's tokens [R, V]: 0 for what the draft does not have."""
         if self.ids is None:
             return probabilities
         return probabilities.new_zeros(len(probabilities), self.config.vocab_size).index_copy(
@@ -232,8 +237,9 @@ def target_ids(d2t: Tensor) -> Tensor:
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
-def _joined(parts: list[Tensor], empty: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.cat(parts) if parts else torch.zeros(empty, device=like.device)
+def _joined(parts: list[Tensor], empty: Tensor) -> Tensor:
+    """Drafts [R, ..] one after another, [R, n, ..]; ``empty`` without any."""
+    return torch.stack(parts, 1) if parts else empty
 
 
 def _collected(
@@ -264,3 +270,9 @@ def append(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
         buffer = grown
     buffer[:, length:needed] = new
     return buffer
+
+
+def following(lengths: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
+    """Positions int64 [N] of ``counts`` [R] tokens behind ``lengths`` [R] positions, one sequence after the other."""
+    spans = [torch.arange(length, length + count) for length, count in zip(lengths, counts, strict=True)]
+    return torch.cat(spans).to(device)

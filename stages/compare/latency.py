@@ -45,7 +45,7 @@ def measure(draft: Model, calls: int = CALLS, seed: int = 0) -> Latency:
     anchor = torch.tensor([1], device=draft.lm_head.weight.device)
 
     def parallel() -> None:
-        draft.begin(state, anchor)
+        draft.begin([state], anchor)
 
     def whole() -> None:
         draft.propose(state, 1, Sampler(temperature=0.0))

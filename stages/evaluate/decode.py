@@ -54,18 +54,19 @@ def decode(
     sampler: Sampler,
     max_new_tokens: int,
     generator: torch.Generator | None = None,
-    threshold: float = 0.0,
+    thresholds: Sequence[float] = (),
 ) -> Decoded:
     """Answer ``prompt`` with at most ``max_new_tokens`` tokens, stopping after any of ``target.eos``.
 
-    Without a draft each round emits one token. A chain is never longer than what may still be emitted, so
+    Without a draft each round emits one token. A chain ends before the first draft k whose confidence is below
+    ``thresholds[k]``. A chain is never longer than what may still be emitted, so
     that the length limit cuts no accepted token. Raises ``DecodeError`` for an empty prompt or limit.
     """
     if not len(prompt) or max_new_tokens < 1:
         raise DecodeError(
             f"expected a prompt and max_new_tokens >= 1, got {len(prompt)} ids and {max_new_tokens}"
         )
-    loop = _Loop(target, draft, sampler, generator, threshold)
+    loop = _Loop(target, draft, sampler, generator, thresholds)
     rounds = [loop.prefill(torch.tensor(prompt, device=target.device))]
     answer = list(rounds[0].tokens)
     while answer[-1] not in target.eos and len(answer) < max_new_tokens:
@@ -83,10 +84,10 @@ class _Loop:
         draft: Draft | None,
         sampler: Sampler,
         generator: torch.Generator | None,
-        threshold: float,
+        thresholds: Sequence[float],
     ) -> None:
         self.target, self.draft = target, draft
-        self.sampler, self.generator, self.threshold = sampler, generator, threshold
+        self.sampler, self.generator, self.thresholds = sampler, generator, thresholds
         self.cache = target.new_cache()
         self.state = draft.start() if draft is not None else None
         self.nothing = Proposal(torch.empty(0, dtype=torch.long, device=target.device), None, None)
@@ -149,7 +150,7 @@ class _Loop:
             return self.nothing
         limit = min(limit, self.draft.max_drafts)
         return self.draft.propose(
-            self.state, self.anchor, self.sampler, self.generator, limit, self.threshold
+            self.state, self.anchor, self.sampler, self.generator, limit, self.thresholds
         )
 
     def _observe(self, tokens: Tensor, hidden: Tensor, last_hidden: Tensor) -> None:

@@ -58,6 +58,11 @@ class Speaker:
             history.append(split_reasoning(self.tokenizer.decode(drafted.answer, skip_special_tokens=True)))
         return rows
 
+    @property
+    def thresholds(self) -> list[float]:
+        """What the confidence of each draft of a block must reach."""
+        return [self.threshold] * self.draft.max_drafts
+
     def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
         """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
         try:
@@ -84,7 +89,7 @@ class Speaker:
     def _decode(self, ids: list[int], limit: int, prompt: Prompt, turn: int, mode: str) -> Decoded:
         draft = self.draft if mode == DRAFT else None
         generator = self._generator(prompt, turn, mode)
-        return decode(self.target, draft, ids, self.sampler, limit, generator, self.threshold)
+        return decode(self.target, draft, ids, self.sampler, limit, generator, self.thresholds)
 
     def _generator(self, prompt: Prompt, turn: int, mode: str) -> torch.Generator:
         """Seeded by what is answered, so that a resumed evaluation draws the same tokens."""

@@ -24,7 +24,7 @@ def test_observing_in_pieces_equals_observing_at_once(window: int | None) -> Non
         for first, last in zip(pieces, pieces[1:], strict=False):
             part = slice(first, last)
             draft.observe(state, batch.input_ids[0, part], batch.hidden[0, part], batch.last_hidden[0, part])
-        states.append(draft.draft(state, torch.tensor([5])))
+        states.append(draft.draft([state], torch.tensor([5])))
         assert state.length == 300
     assert torch.allclose(states[0], states[1], atol=1e-5)
 

@@ -98,7 +98,7 @@ def test_observing_in_pieces_equals_observing_at_once(window: int | None) -> Non
             part = slice(first, last)
             draft.observe(state, batch.input_ids[0, part], batch.hidden[0, part], batch.last_hidden[0, part])
         assert state.length == 299, "pair 299 waits for the token after it"
-        step = draft.begin(state, torch.tensor([5]))
+        step = draft.begin([state], torch.tensor([5]))
         logits.append(torch.cat([step(torch.tensor([token]))[0] for token in (5, 9, 200)]))
     assert torch.allclose(logits[0], logits[1], atol=1e-4)
 

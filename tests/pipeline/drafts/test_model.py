@@ -166,8 +166,8 @@ def test_a_threshold_cuts_the_chain() -> None:
     whole = draft.propose(state, 7, Sampler(0.0))
     threshold = float(whole.confidences[2]) + 1e-6
     expected = next(k for k in range(7) if whole.confidences[k] < threshold)
-    assert len(draft.propose(state, 7, Sampler(0.0), threshold=threshold).tokens) == expected
-    assert len(draft.propose(state, 7, Sampler(0.0), threshold=1.1).tokens) == 0
+    assert len(draft.propose(state, 7, Sampler(0.0), thresholds=[threshold] * 7).tokens) == expected
+    assert len(draft.propose(state, 7, Sampler(0.0), thresholds=[1.1]).tokens) == 0
 
 
 def test_buffers_grow_and_keep_what_they_hold() -> None:

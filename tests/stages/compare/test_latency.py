@@ -26,10 +26,10 @@ def test_more_drafts_take_more_left_to_right_steps() -> None:
         calls["head"] += 1
         return head(features)
 
-    def begun(state, anchor):
+    def begun(states, anchors):
         calls["parallel"] += 1
-        assert state.length == latency.CONTEXT
-        return begin(state, anchor)
+        assert [state.length for state in states] == [latency.CONTEXT]
+        return begin(states, anchors)
 
     draft.markov_head.bias, draft.begin = counted, begun
     found = measure(draft, calls=2)

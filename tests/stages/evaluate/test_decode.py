@@ -41,7 +41,7 @@ def test_golden_trace(golden, number):
     target, draft = golden
     trace = TRACES[number]
     room = LIMIT + BLOCK + 1
-    answer = decode(target, draft, trace["prompt"], Sampler(), room, threshold=trace["threshold"])
+    answer = decode(target, draft, trace["prompt"], Sampler(), room, thresholds=[trace["threshold"]] * 7)
     ran = [r for r in answer.rounds[1:] if r.context < len(trace["prompt"]) + LIMIT]
     assert [r.accepted + 1 for r in ran] == trace["acceptance_lengths"]
     assert [r.proposed for r in ran] == trace["proposal_lengths"]
@@ -55,7 +55,7 @@ def test_golden_answers_at_their_own_limit(golden, number):
     """Exactly 60 tokens; the emitted tokens of the rounds are the answer (pitfall 39)."""
     target, draft = golden
     trace = TRACES[number]
-    answer = decode(target, draft, trace["prompt"], Sampler(), LIMIT, threshold=trace["threshold"])
+    answer = decode(target, draft, trace["prompt"], Sampler(), LIMIT, thresholds=[trace["threshold"]] * 7)
     assert trace["prompt"] + answer.answer == trace["output"]
     assert answer.finish == "length"
     assert [token for r in answer.rounds for token in r.tokens] == answer.answer
@@ -82,7 +82,7 @@ class Scripted(Draft):
         assert len(tokens) == len(hidden) == len(last_hidden)
         state.extend(tokens.tolist())
 
-    def propose(self, state, anchor, sampler, generator=None, limit=None, threshold=0.0):
+    def propose(self, state, anchor, sampler, generator=None, limit=None, thresholds=()):
         self.limits.append(limit)
         self.observed = list(state)
         chain = self.sequence[len(state) + 1 :][: min(limit, self.max_drafts)]
@@ -180,7 +180,7 @@ def test_bad_requests(target):
 def test_a_threshold_above_all_confidences_is_plain_decoding(golden):
     target, draft = golden
     prompt = TRACES[0]["prompt"]
-    answer = decode(target, draft, prompt, Sampler(), 20, threshold=1.0)
+    answer = decode(target, draft, prompt, Sampler(), 20, thresholds=[1.0])
     assert answer.answer == decode(target, None, prompt, Sampler(), 20).answer
     assert all(r.drafted == 0 for r in answer.rounds)
 
@@ -230,7 +230,7 @@ class Bigrams(Draft):
     def observe(self, state, tokens, hidden, last_hidden):
         pass
 
-    def propose(self, state, anchor, sampler, generator=None, limit=None, threshold=0.0):
+    def propose(self, state, anchor, sampler, generator=None, limit=None, thresholds=()):
         tokens, rows = [anchor], []
         for _ in range(limit):
             rows.append(sampler.probabilities(self.table[tokens[-1]]))
