@@ -99,11 +99,13 @@ class Target:
         attention_mask: Tensor | None = None,
         cache: Any = None,
         position_ids: Tensor | None = None,
+        **attention: Any,
     ) -> States:
         """States of ``input_ids`` int64 [B, S].
 
         ``cache`` (of ``new_cache``) is extended in place. Attention is causal, so sequences that are padded
-        on the right need no ``attention_mask``: no token of theirs sees the padding.
+        on the right need no ``attention_mask``: no token of theirs sees the padding. ``attention`` is passed on to
+        the model's attention function (pipeline/ragged.py).
         """
         self._tapped.clear()
         ids, new = input_ids.to(self.device), input_ids.shape[1]
@@ -116,6 +118,7 @@ class Target:
             position_ids=position_ids,
             cache=cache,
             use_cache=cache is not None,
+            **attention,
         )
         taps = [self._tapped[tap][:, -new:] for tap in self.taps]
         self._tapped.clear()

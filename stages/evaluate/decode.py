@@ -133,14 +133,9 @@ class _Loop:
         draft_seconds: float,
         verify_seconds: float,
     ) -> Round:
-        """Cut the round at its first EOS: drafts after it are neither accepted nor proposed (pitfall 39)."""
         drafted = proposal.tokens.tolist()
         confidences = None if proposal.confidences is None else proposal.confidences.tolist()
-        tokens = drafted[:accepted] + [bonus]
-        end = next((i + 1 for i, token in enumerate(tokens[:accepted]) if token in self.target.eos), None)
-        proposed = len(drafted)
-        if end is not None:
-            tokens, accepted, proposed = tokens[:end], end, end
+        tokens, accepted, proposed = cut_at_end(drafted, accepted, bonus, self.target.eos)
         return Round(
             context, len(drafted), proposed, accepted, tokens, confidences, draft_seconds, verify_seconds
         )
@@ -167,3 +162,15 @@ class _Loop:
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
+
+
+def cut_at_end(
+    drafted: list[int], accepted: int, bonus: int, eos: Sequence[int]
+) -> tuple[list[int], int, int]:
+    """(emitted tokens, accepted, proposed) of a round that verified ``drafted`` and went on with ``bonus``.
+
+    It is cut at its first EOS: drafts after it are neither accepted nor proposed (pitfall 39).
+    """
+    tokens = drafted[:accepted] + [bonus]
+    end = next((i + 1 for i, token in enumerate(tokens[:accepted]) if token in eos), None)
+    return (tokens, accepted, len(drafted)) if end is None else (tokens[:end], end, end)

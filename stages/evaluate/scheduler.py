@@ -15,18 +15,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from data_specs.errors import UserError
 
 Array = np.ndarray
+BY_CONFIDENCE = ("threshold", "algorithm_1", "asynchronous")  # policies that look at confidences
 STEP = 1e-12  # what an equally likely draft one position later counts less
 Policy = Callable[[Array], Array]  # confidences [R, G] of the current step -> lengths [R]
 
 
 class ScheduleError(UserError):
     """Confidences or a cost table that nothing can be scheduled with; the message says what was expected."""
+
+
+class Rate(Protocol):
+    """SPS as the scheduler reads it: by one table, or by one for each number of requests."""
+
+    def span(self, first: int, last: int) -> Array:
+        """Steps a second of a step of ``first`` requests that verifies B = first .. last tokens."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ def survival(confidences: Array) -> Array:
     return np.cumprod(confidences, axis=1)
 
 
-def algorithm_1(confidences: Array, rate: StepRate) -> Array:
+def algorithm_1(confidences: Array, rate: Rate) -> Array:
     """Lengths by Algorithm 1: admit in descending a while Theta improves, stop at the first draft that does not."""
     a = survival(confidences)
     order, promised = _promised(a, rate)
@@ -67,7 +76,7 @@ def algorithm_1(confidences: Array, rate: StepRate) -> Array:
     return _lengths(order[:admitted], a.shape)
 
 
-def capacity(confidences: Array, rate: StepRate) -> int:
+def capacity(confidences: Array, rate: Rate) -> int:
     """K, the drafts a step that maximise Theta over all counts (no early stop; 0 with no request)."""
     return int(np.argmax(_promised(survival(confidences), rate)[1]))
 
@@ -100,7 +109,7 @@ class Asynchronous:
     Until two steps have passed the capacity is ``start`` drafts a request.
     """
 
-    def __init__(self, rate: StepRate, start: int = 1) -> None:
+    def __init__(self, rate: Rate, start: int = 1) -> None:
         self.rate, self.start = rate, start
         self.known: list[float] = []  # capacities of the last two steps, drafts a request
 
@@ -113,11 +122,16 @@ class Asynchronous:
         return lengths
 
 
-def policy(name: str, rate: StepRate | None = None, length: int = 0, least: float = 0.0) -> Policy:
+def policy(
+    name: str, rate: Rate | None = None, length: int = 0, least: float = 0.0, confident: bool = True
+) -> Policy:
     """The policy ``none`` | ``fixed`` | ``threshold`` | ``algorithm_1`` | ``asynchronous``.
 
-    Raises ``ScheduleError`` naming it where it is unknown or needs an SPS table that is not given.
+    ``confident``: the draft has a confidence head. Raises ``ScheduleError`` naming the policy where it is unknown, or
+    needs such a head or an SPS table that is not there.
     """
+    if name in BY_CONFIDENCE and not confident:
+        raise ScheduleError(f"policy {name}: the draft has no confidence head (none and fixed need none)")
     if name in ("algorithm_1", "asynchronous") and rate is None:
         raise ScheduleError(f"policy {name}: needs an SPS table (stage=evaluate profile=true)")
     if name == "none":
@@ -138,7 +152,7 @@ def _descending(a: Array) -> Array:
     return np.argsort((STEP * np.arange(a.shape[1]) - a).ravel())
 
 
-def _promised(a: Array, rate: StepRate) -> tuple[Array, Array]:
+def _promised(a: Array, rate: Rate) -> tuple[Array, Array]:
     """The order of admission [R G], and Theta after 0, 1, ..., R G admissions [1 + R G]."""
     requests, order = len(a), _descending(a)
     if not requests:

@@ -114,6 +114,10 @@ def test_baselines() -> None:
         (lambda: algorithm_1(np.ones((2, 2)), PAPER), "measured up to B = 3, a step may have 6 tokens"),
         (lambda: StepRate(np.array([1.0, 0.0])), "SPS table: expected positive finite steps"),
         (lambda: scheduler.policy("algorithm_1"), "policy algorithm_1: needs an SPS table"),
+        (
+            lambda: scheduler.policy("threshold", confident=False),
+            "policy threshold: the draft has no confidence head",
+        ),
         (lambda: scheduler.policy("best"), "policy: expected none, .* got best"),
     ],
 )
