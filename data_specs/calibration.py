@@ -1,8 +1,9 @@
 """``calibration.json``: the temperatures that make a draft's confidences mean what they say.
 
-It lies in the draft's folder (beside config.json, not part of its manifest: the draft is the same without it) and, as it
-was used, in the folder of every evaluation that used it. Draft k of a block (k = 0 .. G-1) has the calibrated confidence
-sigmoid(logit(c_k) / T_k); temperatures are fitted on rounds of held-out prompts by stages/evaluate/calibration.py.
+It lies in the draft's folder (beside config.json, not part of its manifest: the draft is the same without it) and, as
+it was used, in the folder of every evaluation that used it. Draft k of a block (k = 0 .. G-1) has the calibrated
+confidence sigmoid(logit(c_k) / T_k); temperatures are fitted on rounds of held-out prompts by
+stages/evaluate/calibration.py.
 """
 
 from __future__ import annotations

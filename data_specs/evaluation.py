@@ -1,6 +1,9 @@
 """The round table of an evaluation: every round of every answer, raw, so that any figure can be made again.
 
     rounds/<benchmark>-<chunk>.parquet   one file a unit of work, written whole
+    calibration/heldout-<chunk>.parquet  the same of held-out prompts, which the temperatures were fitted on
+    calibration.json                     those temperatures (data_specs/calibration.py)
+    sweep/<threshold>/<benchmark>-<chunk>.parquet   answers that a threshold changes, decoded with it
     summary.json  summary.md  *.png      made from the rounds by stages/evaluate/report.py
 
 Round 0 is the prefill: it emits the first token and drafts nothing. Rounds 1, 2, ... draft a chain after the
@@ -21,7 +24,7 @@ from data_specs.errors import UserError
 from data_specs.parquet import write_table
 
 SCHEMA_VERSION = 1
-ROUNDS = "rounds"
+ROUNDS, HELDOUT_ROUNDS, SWEEP_ROUNDS = "rounds", "calibration", "sweep"
 DRAFT, PLAIN = "draft", "plain"
 
 SCHEMA = pa.schema(
@@ -61,14 +64,14 @@ def write_rounds(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     write_table(path, pa.Table.from_pylist(list(rows), SCHEMA))
 
 
-def read_rounds(folder: Path) -> pa.Table:
-    """All rounds of the evaluation at ``folder``, in the order of its files.
+def read_rounds(folder: Path, part: str = ROUNDS) -> pa.Table:
+    """All rounds of the evaluation at ``folder`` (of its ``part``), in the order of their files.
 
     Raises ``EvaluationError`` naming the file that is no Parquet file or has other columns.
     """
-    paths = sorted((folder / ROUNDS).glob("*.parquet"))
+    paths = sorted((folder / part).glob("*.parquet"))
     if not paths:
-        raise EvaluationError(f"{folder / ROUNDS}: expected Parquet files of rounds, found none")
+        raise EvaluationError(f"{folder / part}: expected Parquet files of rounds, found none")
     return pa.concat_tables([_read(path) for path in paths])
 
 

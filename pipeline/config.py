@@ -229,6 +229,10 @@ class EvaluateConfig:
     top_k: int | None = None
     min_p: float | None = None
     threshold: float = 0.0  # the block is cut before the first slot with confidence below it
+    # fit temperatures of the confidences on held-out prompts; None: where the draft has a confidence head
+    calibrate: bool | None = None
+    calibration_prompts: int = 64  # at most so many, spread over data.sources
+    sweep: bool = False  # what thresholds 0.0, 0.1 ... 0.9 would bring
     baseline: bool = True  # decode the same prompts without the draft, in the same run
     bootstrap: int = 1000
     chunk_prompts: int = 4  # unit of resume and of work sharing between ranks
@@ -337,7 +341,7 @@ AT_LEAST = {
     "train.anchors": 1, "train.checkpoint_every": 1, "train.evaluate_every": 1, "train.keep_checkpoints": 1,
     "train.workers": 0, "train.heldout_samples": 0, "evaluate.max_new_tokens": 1,
     "evaluate.temperature": 0, "evaluate.bootstrap": 1,
-    "evaluate.chunk_prompts": 1,
+    "evaluate.chunk_prompts": 1, "evaluate.calibration_prompts": 1,
 }  # fmt: skip
 # Keys of ``drafter`` in which an algorithm leaves no choice.
 FIXED: dict[str, dict[str, Any]] = {name: algorithm.fixed for name, algorithm in ALGORITHMS.items()}
@@ -389,6 +393,20 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
         (
             config.evaluate.threshold > 0 and not drafter.confidence_head,
             "evaluate.threshold: expected 0 with drafter.confidence_head=false (nothing to compare with)",
+        ),
+        *(
+            (
+                bool(getattr(config.evaluate, name)) and not drafter.confidence_head,
+                f"evaluate.{name}=true: drafter.confidence_head=false leaves no confidences",
+            )
+            for name in ("calibrate", "sweep")
+        ),
+        (
+            config.evaluate.calibrate is not False
+            and drafter.confidence_head
+            and data.heldout == 0
+            and ("compare" in config.stage.steps or {"train", "evaluate"} <= set(config.stage.steps)),
+            "data.heldout=0: the calibration needs held-out prompts; evaluate.calibrate=false goes without one",
         ),
         (
             not (config.target.path or config.target.package),

@@ -64,6 +64,14 @@ def load_rows(source: SourceConfig) -> Iterator[dict[str, Any]]:
     return itertools.islice(rows, source.limit)
 
 
+def local_files(source: SourceConfig) -> list[Path]:
+    """The local files that the rows of ``source`` come from; none for a Hub data set. Raises as ``load_rows``."""
+    path = _described(source)[1]
+    if path is None or path.is_file():
+        return [] if path is None else [path]
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
 def _described(source: SourceConfig) -> tuple[SourceConfig, Path | None]:
     """``source`` with its file or folder (None: on the Hub); one level of .yaml description is followed."""
     path = _local(source.path)

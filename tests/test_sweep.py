@@ -25,6 +25,7 @@ def test_every_drafter_goes_through_the_whole_chain(tmp_path: Path, target_folde
         "train.epochs=null", "train.steps=2", "train.global_batch=2", "train.micro_batch=2", "train.anchors=4",
         "train.dtype=fp32", "train.workers=0", "deepspeed=zero0", "tracking=none",
         "evaluate.benchmarks=[alpaca]", f"evaluate.files.alpaca={prompts}", "evaluate.max_new_tokens=12",
+        "evaluate.calibrate=false",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

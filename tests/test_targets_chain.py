@@ -38,7 +38,11 @@ def config_of(folder: Path, target: Path) -> schema.Config:
         ),
         deepspeed=schema.DeepSpeedConfig(stage=0),
         evaluate=schema.EvaluateConfig(
-            benchmarks=["alpaca"], files={"alpaca": str(prompts)}, max_new_tokens=20, bootstrap=10
+            benchmarks=["alpaca"],
+            files={"alpaca": str(prompts)},
+            max_new_tokens=20,
+            bootstrap=10,
+            calibrate=False,
         ),
         tracking=schema.TrackingConfig(mode="none"),
         artifacts=str(folder / "artifacts"),

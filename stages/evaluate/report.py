@@ -1,4 +1,4 @@
-"""The report of an evaluation: summary.json, summary.md, two plots, and the last screen."""
+"""The report of an evaluation: summary.json, summary.md, plots, and the last screen."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pipeline import console
 from pipeline.acceptance import average, by_context, figures, summary
 from pipeline.artifacts import Artifact
 from pipeline.reporting import MACRO, axes, line, markdown_table, number, save, share, with_interval
+from stages.evaluate import report_confidence as confidence
 
 SUMMARY, MARKDOWN = "summary.json", "summary.md"
 POSITIONS_PLOT, LENGTH_PLOT = "acceptance_by_position.png", "accepted_length.png"
@@ -45,16 +46,20 @@ class Facts:
     prompts: dict[str, int]  # selected, by benchmark
 
 
-def write_report(folder: Path, facts: Facts, positions: int, resamples: int) -> dict[str, Any]:
+def write_report(
+    folder: Path, facts: Facts, positions: int, resamples: int, sections: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Make the report's files in ``folder`` from its rounds; returns what summary.json holds.
 
-    ``positions`` is the draft's block size, ``resamples`` the number of bootstrap draws over prompts.
+    ``positions`` is the draft's block size, ``resamples`` the number of bootstrap draws over prompts; ``sections`` what
+    else the summary holds (``calibration``, ``sweep``: see report_confidence.py).
     """
-    result = summarise(read_rounds(folder), facts, positions, resamples)
+    result = summarise(read_rounds(folder), facts, positions, resamples) | (sections or {})
     write_json(folder / SUMMARY, result)
     (folder / MARKDOWN).write_text(markdown(result))
     _plot_positions(folder / POSITIONS_PLOT, result)
     _plot_lengths(folder / LENGTH_PLOT, result)
+    confidence.plots(folder, result)
     return result
 
 
@@ -78,6 +83,8 @@ def summarise(rounds: pa.Table, facts: Facts, positions: int, resamples: int) ->
         "benchmarks": benchmarks,
         "macro": summary(average(parts)) if parts else None,
         "context": _contexts(rounds, positions, resamples),
+        "calibration": None,
+        "sweep": None,
     }
 
 
@@ -128,8 +135,11 @@ def footnotes(result: dict[str, Any]) -> list[str]:
     """What the table does not say: sampler, intervals, equality with plain answers, cut answers."""
     facts = result["facts"]
     sampler = ", ".join(f"{name} {value}" for name, value in facts["sampler"].items() if value is not None)
+    threshold = f"threshold {facts['threshold']}"
+    if facts["threshold"] and result.get("calibration"):
+        threshold += " on calibrated confidences"
     lines = [
-        f"sampler: {sampler}; threshold {facts['threshold']}; at most {facts['max_new_tokens']} new tokens; "
+        f"sampler: {sampler}; {threshold}; at most {facts['max_new_tokens']} new tokens; "
         f"thinking {facts['thinking']}; {facts['device']}, {facts['dtype']}, batch of one",
         "accepted length = tokens emitted / rounds, the bonus token counted; acceptance by position k = "
         "share of rounds that accept at least k drafts; in brackets: 95 % bootstrap interval over prompts",
@@ -144,6 +154,7 @@ def footnotes(result: dict[str, Any]) -> list[str]:
     cut = sum(b["finish"].get("length", 0) for b in benchmarks)
     answers = sum(b["counts"].get("answers", 0) for b in benchmarks)
     lines.append(f"answers cut at the length limit: {cut} of {answers}")
+    lines += confidence.footnotes(result)
     too_long = sum(b["counts"]["too_long"] for b in benchmarks)
     return lines + ([f"prompts longer than the target's context, left out: {too_long}"] if too_long else [])
 
@@ -166,6 +177,7 @@ def markdown(result: dict[str, Any]) -> str:
             ("positions", "prompts", "rounds", "accepted length", "acceptance rate"), _context_rows(result)
         ),
         f"![acceptance by position]({POSITIONS_PLOT})\n\n![accepted length]({LENGTH_PLOT})",
+        *confidence.markdown(result),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -215,6 +227,7 @@ def show(artifact: Artifact) -> None:
     result = read_json(artifact.path / SUMMARY)
     facts = result["facts"]
     _show_tables(f"{facts['draft']} on {facts['target']}", table_rows(result))
+    confidence.show(result)
     for text in footnotes(result):
         console.say(f"  {text}")
     console.panel(
@@ -246,7 +259,7 @@ def flat_metrics(result: dict[str, Any]) -> dict[str, float]:
         for name, metrics in named
         for key, figure in metrics.items()
         if isinstance(figure, dict) and figure["value"] is not None
-    }
+    } | confidence.flat_metrics(result)
 
 
 # --- plots ------------------------------------------------------------------------------------------------

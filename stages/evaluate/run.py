@@ -1,7 +1,8 @@
 """``stage=evaluate``: speculative decoding on benchmarks -> a versioned evaluation.
 
 A unit of work is one chunk of prompts of one benchmark, written as one Parquet file; ranks share the units,
-and an evaluation that was killed goes on with those that are missing.
+and an evaluation that was killed goes on with those that are missing. Held-out prompts for the calibration come
+before, and answers that a threshold of the sweep changes after; they are units of work like the others.
 """
 
 from __future__ import annotations
@@ -9,13 +10,24 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data_specs.evaluation import ROUNDS, SCHEMA_VERSION, write_rounds
+from data_specs.calibration import draft_contents, read_calibration
+from data_specs.evaluation import (
+    HELDOUT_ROUNDS,
+    ROUNDS,
+    SCHEMA_VERSION,
+    SWEEP_ROUNDS,
+    EvaluationError,
+    read_rounds,
+    write_rounds,
+)
 from data_specs.manifest import file_record, fingerprint, folder_records, read_json
 from pipeline import console
 from pipeline.artifacts import Artifact, Store, Work
@@ -29,14 +41,21 @@ from pipeline.target import Target
 from pipeline.target_files import TargetTensors, identity, load_tensors, load_tokenizer, locate
 from pipeline.tracking import Tracker
 from pipeline.work import WorkShare, commit_once
+from stages.evaluate import calibrate, sweeping
 from stages.evaluate.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts
+from stages.evaluate.confidence import observe
 from stages.evaluate.dialogue import Speaker
+from stages.evaluate.heldout import heldout_prompts
 from stages.evaluate.report import SUMMARY, Facts, flat_metrics, show, write_report
 
 KIND = "evaluation"
-FILES = (f"{ROUNDS}/*.parquet", "*.json", "*.md", "*.png")
+FILES = (
+    f"{ROUNDS}/*.parquet", f"{HELDOUT_ROUNDS}/*.parquet", f"{SWEEP_ROUNDS}/*/*.parquet", "*.json", "*.md", "*.png",
+)  # fmt: skip
 # Settings that change how the work is done and shown, not what is measured.
 INCIDENTAL = ("chunk_prompts", "bootstrap")
+# Settings that stand in the fingerprint in another form: by contents, or as part of the calibration's own.
+ELSEWHERE = ("files", "calibrate", "calibration_prompts")
 BYTES_A_ROUND = 40  # of a compressed round table, measured
 
 
@@ -49,6 +68,7 @@ class Job:
     parents: dict[str, str]
     benchmarks: list[Benchmark]
     sampler: Sampler
+    calibration: calibrate.Plan | None
     fingerprint: str
 
 
@@ -83,12 +103,15 @@ def make_job(config: Config, draft: Artifact | Path) -> Job:
     benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
     folder, name, made_of = _identify(draft)
     _check_thinking(config, draft)
+    target = identity(locate(config.target))
+    calibration = calibrate.make_plan(config, draft, folder, sampler, target)
     parts = [
-        SCHEMA_VERSION, made_of, identity(locate(config.target)), config.target.dtype, config.target.thinking,
-        config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, "files")},
+        SCHEMA_VERSION, made_of, target, config.target.dtype, config.target.thinking,
+        config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
         [asdict(b) for b in benchmarks], [_content(config, b) for b in benchmarks],
+        calibration and calibration.made_with,
     ]  # fmt: skip
-    return Job(folder, name, {"draft": made_of}, benchmarks, sampler, fingerprint(*parts))
+    return Job(folder, name, {"draft": made_of}, benchmarks, sampler, calibration, fingerprint(*parts))
 
 
 def check_fit(folder: Path, tensors: TargetTensors) -> None:
@@ -114,9 +137,8 @@ def _identify(draft: Artifact | Path) -> tuple[Path, str, str]:
     if isinstance(draft, Artifact):
         return draft.path, draft.manifest.name, draft.manifest.fingerprint
     read_config(draft)
-    records = folder_records(draft, ("config.json", "*.safetensors"))
     name = re.sub(r"[^A-Za-z0-9._-]", "-", draft.resolve().name).lstrip("._-") or "draft"
-    return draft, name, fingerprint({path: record.sha256 for path, record in records.items()})
+    return draft, name, draft_contents(draft)
 
 
 def _check_settings(config: Config) -> None:
@@ -200,16 +222,19 @@ def _evaluate(
     recorded: dict[str, Any] = {name: section(getattr(config, name)) for name in ("target", "evaluate")}
     recorded |= {"seed": config.seed, "sampler": job.sampler.effective()}
     work = store.begin(KIND, job.name, SCHEMA_VERSION, job.fingerprint, job.parents, recorded)
-    (work.path / ROUNDS).mkdir(exist_ok=True)
+    for part in (ROUNDS, *_more_rounds(config, job)):
+        (work.path / part).mkdir(exist_ok=True)
     speaker = _speaker(config, job)
-    _answer(config, work, speaker, prompts)
+    with _unless_committed(work):
+        _decode(config, work, job, speaker, prompts)
     facts = _facts(config, job, speaker, prompts)
     positions = speaker.draft.max_drafts
 
     def finish() -> dict[str, Any]:
         for left in work.path.glob(f"{ROUNDS}/.*.tmp"):  # of killed runs
             left.unlink()
-        return _counts(write_report(work.path, facts, positions, config.evaluate.bootstrap))
+        sections = _sections(config, work, job, speaker)
+        return _counts(write_report(work.path, facts, positions, config.evaluate.bootstrap, sections))
 
     artifact = commit_once(store, work, finish, FILES)
     if is_main():
@@ -218,31 +243,78 @@ def _evaluate(
     return artifact
 
 
-def _answer(config: Config, work: Work, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> None:
-    """Answer the chunks that fall to this process, until all are there."""
+def _more_rounds(config: Config, job: Job) -> list[str]:
+    """Folders of rounds beside those of the benchmarks."""
+    return [HELDOUT_ROUNDS] * (job.calibration is not None) + sweeping.folders() * config.evaluate.sweep
+
+
+@contextmanager
+def _unless_committed(work: Work) -> Iterator[None]:
+    """Breaks off quietly where another rank has renamed the working folder to the finished evaluation."""
+    try:
+        yield
+    except (FileNotFoundError, EvaluationError):
+        if work.path.is_dir():
+            raise
+
+
+def _decode(config: Config, work: Work, job: Job, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> None:
+    """Every round of the evaluation, and the calibration that it needs, in the working folder."""
+
+    def answer(part: str, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> None:
+        _answer(config, work, part, speaker, prompts)
+
+    if job.calibration is not None:
+        reported = {prompt.key for listed in prompts.values() for prompt in listed}
+        made = calibrate.obtain(config, job.calibration, work.path, speaker, reported, answer)
+        speaker = calibrate.calibrated(speaker, made)
+    answer(ROUNDS, speaker, prompts)
+    if config.evaluate.sweep:
+        sweeping.decode_changed(work.path, speaker, prompts, answer)
+
+
+def _sections(config: Config, work: Work, job: Job, speaker: Speaker) -> dict[str, Any]:
+    """Calibration and sweep as summary.json holds them, from the files in the working folder."""
+    rounds = read_rounds(work.path)
+    sections: dict[str, Any] = {}
+    if speaker.draft.config.enable_confidence_head:
+        observe(rounds, speaker.draft.max_drafts)  # no evaluation holds confidences that are none
+    if job.calibration is not None:
+        made = read_calibration(work.path, job.calibration.draft, speaker.draft.max_drafts)
+        speaker = calibrate.calibrated(speaker, made)
+        sections["calibration"] = calibrate.summary(made, rounds)
+    if config.evaluate.sweep:
+        sections["sweep"] = sweeping.section(work.path, speaker)
+    return sections
+
+
+def _answer(
+    config: Config, work: Work, part: str, speaker: Speaker, prompts: dict[str, list[Prompt]]
+) -> None:
+    """Answer the chunks of ``prompts`` that fall to this process into the folder ``part``, until all are there."""
     units = chunks(prompts, config.evaluate.chunk_prompts)
-    rounds = work.path / ROUNDS
+    rounds = work.path / part
 
     def is_done(unit: str) -> bool:
         """Without the folder all is done: another rank has committed it under its final name."""
-        return _part(work.path, unit).is_file() or not rounds.is_dir()
+        return (rounds / f"{unit}.parquet").is_file() or not rounds.is_dir()
 
     share = WorkShare(work.path, list(units), is_done)
     left = share.remaining
     if not left:
         return
+    title = f"evaluate {work.name}" if part == ROUNDS else f"evaluate {work.name} ({part})"
     if is_main() and len(left) < len(units):
-        console.say(
-            f"evaluation of {work.name}: {len(units) - len(left)} of {len(units)} chunks are there already"
-        )
-    speaker.warm_up(units[left[0]][0])
-    with console.progress(f"evaluate {work.name}", sum(len(units[u]) for u in left), is_main()) as bar:
+        console.say(f"{title}: {len(units) - len(left)} of {len(units)} chunks are there already")
+    if part == ROUNDS:  # only these are timed
+        speaker.warm_up(units[left[0]][0])
+    with console.progress(title, sum(len(units[u]) for u in left), is_main()) as bar:
         for unit in share:
             rows = []
             for prompt in units[unit]:
                 rows += speaker.answer(prompt)
                 bar.advance(1, prompt.benchmark)
-            write_rounds(_part(work.path, unit), rows)
+            write_rounds(rounds / f"{unit}.parquet", rows)
 
 
 def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt]]:
@@ -252,10 +324,6 @@ def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt
         for name, listed in prompts.items()
         for start in range(0, len(listed), size)
     }
-
-
-def _part(folder: Path, unit: str) -> Path:
-    return folder / ROUNDS / f"{unit}.parquet"
 
 
 def _facts(config: Config, job: Job, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> Facts:
@@ -305,6 +373,10 @@ def _show_plan(config: Config, job: Job, prompts: dict[str, list[Prompt]], root:
     every = [prompt for listed in prompts.values() for prompt in listed]
     seconds = speaker.warm_up(every[0])
     rows, total = [], 0
+    if job.calibration is not None:
+        reported = {prompt.key for prompt in every}
+        asked_for = heldout_prompts(config.data, config.evaluate.calibration_prompts, reported)
+        prompts = prompts | {"calibration (held out)": asked_for}
     for name, listed in prompts.items():
         asked = sum(len(speaker.first_turn(prompt)) for prompt in listed)
         turns = sum(m["role"] == "user" for prompt in listed for m in prompt.messages)
@@ -315,6 +387,8 @@ def _show_plan(config: Config, job: Job, prompts: dict[str, list[Prompt]], root:
     console.table(f"Plan: evaluate {job.name} on {config.target.name}", columns, rows)
     ways = 2 if config.evaluate.baseline else 1
     free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
+    if config.evaluate.sweep:
+        console.say("evaluate.sweep decodes again what a threshold changes: up to nine times the benchmarks.")
     console.say(
         f"At {1000 * seconds:.0f} ms a token {console.duration(total * ways * seconds)} at most on one rank, "
         f"{console.size(total * ways * BYTES_A_ROUND)} at most, {console.size(free)} free. Nothing was done."

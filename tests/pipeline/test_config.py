@@ -107,6 +107,16 @@ def test_wrong_types_are_named() -> None:
         (["deepspeed=zero0", "deepspeed.offload_optimizer=true"], "deepspeed.offload_optimizer"),
         (["train.lr=0"], "train.lr"),
         (["capture.shard_tokens=100"], "capture.shard_tokens=100: expected a multiple"),
+        (
+            ["drafter.confidence_head=false", "evaluate.calibrate=true"],
+            "evaluate.calibrate=true: drafter.confidence_head=false",
+        ),
+        (
+            ["drafter.confidence_head=false", "evaluate.sweep=true"],
+            "evaluate.sweep=true: drafter.confidence_head=false",
+        ),
+        (["evaluate.calibration_prompts=0"], "evaluate.calibration_prompts: expected at least 1, got 0"),
+        (["data.heldout=0"], "data.heldout=0: the calibration needs .* evaluate.calibrate=false"),
         (["evaluate.benchmarks=[gsm9k]"], "evaluate.benchmarks: expected some of .*, got gsm9k"),
         (["evaluate.files.mbpp=x.jsonl", "evaluate.benchmarks=[gsm8k]"], "evaluate.files.mbpp: no such name"),
         (["stage=compare"], "compare.table: expected at least one .*, got none"),

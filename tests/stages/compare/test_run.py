@@ -27,7 +27,7 @@ def comparison(target: Path, root: Path) -> Config:
     config = tiny_cache.train_config(target, root / "artifacts", steps=2, evaluate_every=2)
     config.evaluate = EvaluateConfig(
         benchmarks=["gsm8k"], files={"gsm8k": str(prompts)}, prompts=2, max_new_tokens=8, bootstrap=50,
-        baseline=False,
+        baseline=False, calibrate=False,
     )  # fmt: skip
     rank = FigureConfig("Ablation: rank", "drafter.markov_rank", [4, 8], ["markov"], latency=True)
     config.compare = CompareConfig(

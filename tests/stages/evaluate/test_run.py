@@ -41,7 +41,7 @@ def config(target_folder, tmp_path):
     files["mt_bench"].write_text("".join(json.dumps({"turns": t}) + "\n" for t in CHAT))
     evaluate = EvaluateConfig(
         benchmarks=["gsm8k", "mt_bench"], files={k: str(v) for k, v in files.items()},
-        max_new_tokens=12, bootstrap=50, chunk_prompts=2,
+        max_new_tokens=12, bootstrap=50, chunk_prompts=2, calibrate=False,
     )  # fmt: skip
     return Config(
         target=TargetConfig(name="tiny", path=str(target_folder), dtype="float32", device="cpu"),
