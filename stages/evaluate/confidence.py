@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_specs.evaluation import DRAFT, EvaluationError
-from stages.evaluate.calibration import Quality, quality, scaled
+from stages.evaluate.calibration import BINS, Quality, quality, scaled
 
 Array = np.ndarray
 
@@ -55,13 +55,17 @@ def observe(rounds: pa.Table, drafts: int) -> Observed:
 
 
 def compare(observed: Observed, temperatures: Sequence[float]) -> dict[str, list[dict[str, Any]]]:
-    """``before`` and ``after``: quality of the cumulative product by position, without and with temperatures [G]."""
+    """``before`` and ``after``: quality of the cumulative product by position, without and with temperatures [G].
+
+    Positions that no round reached have 0 rounds, and errors of 0 that say nothing.
+    """
     raw = observed.confidences
-    versions = {"before": raw, "after": scaled(raw, np.asarray(temperatures))}
-    return {
-        name: [_described(q) for q in quality(values, observed.accepted, observed.proposed)]
-        for name, values in versions.items()
-    }
+    versions = {"before": raw, "after": scaled(raw, np.asarray(temperatures)) if len(raw) else raw}
+    found = {}
+    for name, values in versions.items():
+        reached = [_described(q) for q in quality(values, observed.accepted, observed.proposed)]
+        found[name] = reached + [_nothing() for _ in temperatures[len(reached) :]]
+    return found
 
 
 def _confidences(table: pa.Table, drafted: Array, drafts: int) -> Array:
@@ -87,6 +91,11 @@ def _confidences(table: pa.Table, drafted: Array, drafts: int) -> Array:
 def _place(table: pa.Table, row: int) -> str:
     found = table.slice(row, 1).to_pylist()[0]
     return f"benchmark {found['benchmark']}, prompt {found['prompt']}, turn {found['turn']}, round {found['round']}"
+
+
+def _nothing() -> dict[str, Any]:
+    bins: dict[str, Any] = {"predicted": [None] * BINS, "observed": [None] * BINS, "counts": [0] * BINS}
+    return {"rounds": 0, "ece": 0.0, "brier": 0.0, "auc": None} | bins
 
 
 def _described(found: Quality) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def show(result: dict[str, Any]) -> None:
     if calibration := result.get("calibration"):
         positions = [str(k + 1) for k in range(len(calibration["before"]))]
         rows = [
-            (name, _percent(_mean_error(calibration, name)), *(_percent(q["ece"]) for q in calibration[name]))
+            (name, _percent(_mean_error(calibration, name)), *map(_error, calibration[name]))
             for name in STAGES
         ]
         title = "Calibration error (ECE) of the confidences by position"
@@ -70,14 +70,14 @@ def show(result: dict[str, Any]) -> None:
 def flat_metrics(result: dict[str, Any]) -> dict[str, float]:
     """Mean error before and after, for a tracker."""
     calibration = result.get("calibration")
-    if calibration is None or not calibration["before"]:
+    if calibration is None:
         return {}
     return {f"calibration/ece_{name}": _mean_error(calibration, name) for name in STAGES}
 
 
 def plots(folder: Path, result: dict[str, Any]) -> None:
     """Write the plots of what there is into ``folder``."""
-    if result.get("calibration") and result["calibration"]["before"]:
+    if result.get("calibration"):
         _plot_reliability(folder / RELIABILITY_PLOT, result["calibration"])
     if result.get("sweep"):
         _plot_sweep(folder / SWEEP_PLOT, result["sweep"])
@@ -88,7 +88,12 @@ def _scale(result: dict[str, Any]) -> str:
 
 
 def _mean_error(calibration: dict[str, Any], name: str) -> float:
-    return mean(q["ece"] for q in calibration[name]) if calibration[name] else 0.0
+    """Over the positions that a round reached (0 where there is none)."""
+    return mean([q["ece"] for q in calibration[name] if q["rounds"]] or [0.0])
+
+
+def _error(quality: dict[str, Any]) -> str:
+    return _percent(quality["ece"]) if quality["rounds"] else "-"
 
 
 def _percent(value: float) -> str:
@@ -97,20 +102,21 @@ def _percent(value: float) -> str:
 
 def _quality_table(calibration: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows, one a position: temperature, and each figure before and after."""
+    figures = (("ECE", "ece", _percent), ("Brier", "brier", "{:.3f}".format), ("AUC", "auc", "{:.3f}".format))
     columns = (
         "position",
         "rounds",
         "temperature",
-        *(f"{n} {s}" for n in ("ECE", "Brier", "AUC") for s in STAGES),
+        *(f"{name} {s}" for name, _, _ in figures for s in STAGES),
     )
     rows = []
-    for k, (before, after) in enumerate(zip(calibration["before"], calibration["after"], strict=True)):
-        aucs = ("-" if q["auc"] is None else f"{q['auc']:.3f}" for q in (before, after))
-        rows.append((
-            str(k + 1), f"{before['rounds']:,}", f"{calibration['temperatures'][k]:.2f}",
-            _percent(before["ece"]), _percent(after["ece"]),
-            f"{before['brier']:.3f}", f"{after['brier']:.3f}", *aucs,
-        ))  # fmt: skip
+    for k, temperature in enumerate(calibration["temperatures"]):
+        both = [calibration[name][k] for name in STAGES]
+        rounds = both[0]["rounds"]
+        cells = [
+            "-" if not rounds or q[key] is None else form(q[key]) for _, key, form in figures for q in both
+        ]
+        rows.append((str(k + 1), f"{rounds:,}", f"{temperature:.2f}", *cells))
     return columns, rows
 
 
@@ -128,24 +134,24 @@ def _sweep_rows(sweep: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 def _plot_reliability(path: Path, calibration: dict[str, Any]) -> None:
     """A panel a position: share accepted against predicted probability, before and after; larger dots: more rounds."""
-    positions = len(calibration["before"])
-    figure, panels = axes(positions, (max(4.0, 2.2 * positions), 2.6))
+    positions = max(1, sum(q["rounds"] > 0 for q in calibration["before"]))
+    figure, panels = axes(positions, (max(4.0, 2.2 * positions), 3.0))
     for k, axis in enumerate(panels):
         axis.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")
         for name in STAGES:
             found = calibration[name][k]
-            bins = [
-                b for b in zip(found["predicted"], found["observed"], found["counts"], strict=True) if b[2]
-            ]
-            predicted, observed, counts = zip(*bins, strict=True)
-            label = f"{name}: {_percent(found['ece'])}"
-            areas = [4 + 60 * n / found["rounds"] for n in counts]
-            (drawn,) = axis.plot(predicted, observed, linewidth=1, label=label)
-            axis.scatter(predicted, observed, s=areas, color=drawn.get_color())
-        axis.set(title=f"draft {k + 1}", xlabel="predicted", xlim=(0, 1), ylim=(0, 1.02))
+            bins = zip(found["predicted"], found["observed"], found["counts"], strict=True)
+            points = [(x, y, 4 + 60 * n / found["rounds"]) for x, y, n in bins if n]
+            (drawn,) = axis.plot([x for x, _, _ in points], [y for _, y, _ in points], linewidth=1)
+            drawn.set_label(name if k == 0 else None)
+            if points:
+                axis.scatter(*zip(*points, strict=True), color=drawn.get_color())
+        errors = ", ".join(_error(calibration[name][k]) for name in STAGES)
+        axis.set(title=f"draft {k + 1}\nECE {errors}", xlabel="predicted", xlim=(0, 1), ylim=(0, 1.02))
+        axis.title.set_fontsize(9)
         axis.grid(alpha=0.3)
-        axis.legend(title="ECE", fontsize=6, title_fontsize=6, loc="upper left")
     panels[0].set(ylabel="share accepted")
+    figure.legend(loc="outside upper center", ncols=2)
     save(figure, path)
 
 

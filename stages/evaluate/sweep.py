@@ -28,7 +28,8 @@ THRESHOLDS = tuple(k / 10 for k in range(10))
 
 def cut(observed: Observed, least: Sequence[float]) -> Array:
     """Length int64 [N] of each chain when it ends before the first draft k with a confidence below ``least[k]``."""
-    below = observed.confidences < np.asarray(least)  # never where nothing was drafted (NaN)
+    # As decoding compares: in fp32. Never where nothing was drafted (NaN).
+    below = observed.confidences < np.asarray(least, dtype=np.float32)
     return np.where(below.any(1), below.argmax(1), observed.drafted)
 
 

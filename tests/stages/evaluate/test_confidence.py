@@ -67,3 +67,9 @@ def test_quality_by_hand():
     assert found["after"][1]["ece"] == pytest.approx(0.4 - 1 / 3, abs=1e-6)
     assert sum(found["after"][1]["counts"]) == 3 and found["after"][0]["predicted"][0] is None
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_positions_that_no_round_reached_have_no_rounds():
+    found = compare(observe(table(row(1, [0.75], 1)), 2), [1.0, 1.0])
+    assert [q["rounds"] for q in found["before"]] == [q["rounds"] for q in found["after"]] == [1, 0]
+    assert [q["rounds"] for q in compare(observe(table(row(0, None, 0)), 2), [1.0, 1.0])["after"]] == [0, 0]
