@@ -1,4 +1,5 @@
-"""Draft folders in the native layout: ``config.json`` and ``model.safetensors`` (no ``model.`` prefix).
+"""Draft folders: ``config.json`` and ``model.safetensors``; written in the native layout (no ``model.`` prefix), read
+in any that foreign.py knows.
 
 Reading is strict: a missing, unexpected, wrong-shaped or all-zero tensor is an error that names it, because such a
 draft loads, serves, and accepts nothing (pitfall 43). Embedding and head may be absent: they are the target's.
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from data_specs.draft import BLOCK_FIELDS, CONFIG, DEFAULTS, REQUIRED, WEIGHTS
 from data_specs.errors import UserError
+from pipeline.drafts import foreign
 from pipeline.drafts.backbone import Backbone
 from pipeline.drafts.base import FROZEN, Draft
+from pipeline.drafts.eagle3 import Eagle3
 from pipeline.drafts.heads import HEADS
 from pipeline.drafts.model import Model, target_ids
 from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, FILL_IN, MODEL_TYPES, head_tensors
@@ -46,13 +49,10 @@ def save(draft: Draft, folder: Path, dtype: torch.dtype | None = None) -> None:
 
 
 def read_config(folder: Path) -> Any:
-    """The draft's config with the defaults of the native layout; errors name the field."""
+    """The draft's config under native names, with the defaults of the native layout; errors name the field."""
     path = folder / CONFIG
-    if not path.is_file():
-        raise CheckpointError(f"{folder}: expected a draft folder with {CONFIG}, found none")
-    given = _json(path)
-    given = (given.get("dflash_config") or {}) | given
-    values = DEFAULTS | given
+    given = foreign.native_fields(path, _json(path))
+    values: dict[str, Any] = DEFAULTS | given
     for name in REQUIRED:
         if values.get(name) is None:
             raise CheckpointError(f"{path}: field {name} is missing")
@@ -68,6 +68,7 @@ def read_config(folder: Path) -> Any:
     values["sample_from_anchor"] = _anchor_first(path, given, default=name != FILL_IN)
     if values["model_type"] == "gemma4_text" and not values.get("layer_types"):
         raise CheckpointError(f"{path}: field layer_types is missing")
+    _check_taps(path, values, needed=issubclass(ARCHITECTURES[name], Backbone | Eagle3))
     if issubclass(ARCHITECTURES[name], Backbone):
         _check_block(path, values)
     elif values.setdefault("block_size", values.get("ttt_length")) is None:
@@ -87,10 +88,25 @@ def _anchor_first(path: Path, given: dict[str, Any], default: bool) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent}: expected a draft folder with {CONFIG}, found none")
     try:
         return dict(json.loads(path.read_text()))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: expected a JSON object: {error}") from None
+
+
+def _check_taps(path: Path, values: dict[str, Any], needed: bool) -> None:
+    """The taps are different layers of the target (as far as the config says how many it has)."""
+    taps, layers = values["target_layer_ids"], values.get("num_target_layers")
+    if needed and not taps:
+        raise CheckpointError(f"{path}: field target_layer_ids: expected at least one layer, got {taps}")
+    wrong = [t for t in taps if not isinstance(t, int) or t < -1 or (layers is not None and t >= layers)]
+    if wrong or len(set(taps)) < len(taps):
+        raise CheckpointError(
+            f"{path}: field target_layer_ids: expected different layers from -1 to "
+            f"{'the last' if layers is None else layers - 1}, got {taps}"
+        )
 
 
 def _check_block(path: Path, values: dict[str, Any]) -> None:
@@ -112,19 +128,40 @@ def _check_block(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a draft folder; ``CheckpointError`` where there is no whole safetensors file."""
+    """All tensors of a draft folder, native names; ``CheckpointError`` where there is no whole safetensors file."""
     path = folder / WEIGHTS
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (FileNotFoundError, SafetensorError) as error:
         raise CheckpointError(f"{path}: expected a safetensors file: {error}") from None
+    return foreign.native_tensors(path, _json(folder / CONFIG), tensors)
+
+
+def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Config and tensors of a draft, checked as strictly as ``load`` does, without its target.
+
+    Embedding and head may be absent (a reduced head may not: the target's has other rows).
+    """
+    config, tensors = read_config(folder), read_tensors(folder)
+    with torch.device("meta"):
+        draft = make(config)
+    expected = {name: tuple(value.shape) for name, value in draft.state_dict().items()}
+    absent = set(FROZEN[:1] if draft.d2t is not None else FROZEN) - tensors.keys()
+    draft_ids(folder / WEIGHTS, tensors, config.vocab_size)
+    check(folder / WEIGHTS, tensors, {name: shape for name, shape in expected.items() if name not in absent})
+    return config, tensors
+
+
+def make(config: Any) -> Model:
+    """A draft of the algorithm and the family that ``config`` names; its weights are arbitrary."""
+    return ARCHITECTURES[config.architectures[0]](config, FAMILIES[MODEL_TYPES[config.model_type]])
 
 
 def load(folder: Path, tensors: TargetTensors | None = None) -> Model:
     """Read a draft; embedding and head come from ``tensors`` (the target's) where the folder has none."""
     config = read_config(folder)
     path, weights = folder / WEIGHTS, read_tensors(folder)
-    draft = ARCHITECTURES[config.architectures[0]](config, FAMILIES[MODEL_TYPES[config.model_type]])
+    draft = make(config)
     if tensors is not None:
         ids = draft_ids(path, weights, len(tensors.embedding))
         weights = {

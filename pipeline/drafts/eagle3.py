@@ -1,7 +1,8 @@
 """Eagle3 (arXiv 2503.01840): one layer over [norm(embedding); norm(hidden)], trained on its own states.
 
 ``hidden`` is fc of the taps at the first step and the layer's own output (before the final norm) at later ones. The
-residual is taken before ``hidden_norm``. DeepSpec's shape: five taps, Qwen3 layer; the original: three, Llama layer.
+residual is taken before ``hidden_norm`` (after it in drafts of others whose config says ``norm_before_residual``).
+DeepSpec's shape: five taps, Qwen3 layer; the original: three, Llama layer.
 """
 
 from __future__ import annotations
@@ -46,6 +47,6 @@ class Eagle3(Chain):
     def enter(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See Chain.enter."""
         hidden_norm: nn.Module = self.layer.hidden_norm  # type: ignore[assignment]
-        return state, torch.cat(
-            [self.layer.input_layernorm(embedded.to(state.dtype)), hidden_norm(state)], -1
-        )
+        normed = hidden_norm(state)
+        residual = normed if getattr(self.config, "norm_before_residual", False) else state
+        return residual, torch.cat([self.layer.input_layernorm(embedded.to(state.dtype)), normed], -1)

@@ -1,0 +1,212 @@
+"""Layouts of draft folders that others write, as the native one: fields of config.json and names of tensors.
+
+    speculators     ``speculators_model_type``: layers in ``transformer_layer_config``, taps counted from 1
+    Eagle3          ``LlamaForCausalLMEagle3`` (``midlayer.*``) and vLLM's ``Eagle3Qwen3ForCausalLM``
+    SpecForge       ``DSparkDraftModel``, fields inside ``dflash_config``; early ones have ``logit_head.`` before names
+    z-lab DFlash    ``DFlashDraftModel``: native but for the fields inside ``dflash_config``
+
+Everything else is taken as native already. A native ``target_layer_ids`` L is the output of decoder layer L; readers
+that count hidden states (0: the embedding) write L + 1. What draftline cannot draft as the folder says (causal blocks,
+further norms) is refused by name: it would load, and accept nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from data_specs.errors import UserError
+from data_specs.export import EAGLE3_STEPS, ZERO_HEAD
+
+Fields = dict[str, Any]
+EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM")
+FAMILY_NAMES = {"qwen3": "Qwen3", "llama": "Llama", "gemma4_text": "Gemma4"}
+NESTED = ("dflash_config", "dspark_config")  # where fields may stand instead of at the top
+PREFIXES = (("logit_head.", ""), ("midlayer.", "layers.0."))
+# Of the verifier, in folders of speculators before 0.9.
+VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")
+# Fields that ask for computations which no draft here has, and what they must be.
+FIXED: Fields = {
+    "norm_before_fc": False, "fc_norm": False, "use_aux_norm": False, "norm_output": False, "is_causal": False,
+    "causal": False, "dflash_query_causal": False, "use_swa": False, "shift_label": False, "attention_sink_bias": False,
+    "selector_rank": 0, "conv_kernel_size": 0, "use_aux_hidden_state": True, "rope_is_neox_style": True,
+}  # fmt: skip
+SPECULATORS = {"dspark": "DSpark", "dflash": "DSpark", "eagle3": "Eagle3"}
+
+
+class LayoutError(UserError):
+    """A folder in a foreign layout that does not say enough, or asks for what no draft here computes."""
+
+
+def native_fields(path: Path, given: Fields) -> Fields:
+    """The fields of ``given`` (config.json at ``path``) under their native names; ``LayoutError`` names a field."""
+    values = _hoisted(path, given)
+    if values.get("speculators_model_type"):
+        values = _from_speculators(path, values)
+    name = next(iter(values.get("architectures") or []), "")
+    if name in EAGLE3:
+        values = _from_eagle3(path, values)
+    elif name == "DSparkDraftModel":
+        values["architectures"] = [f"{_family(path, values)}DSparkModel"]
+    if isinstance(
+        values.get("rope_parameters"), dict
+    ):  # what stands beside it is for readers that do not know it
+        values = {k: v for k, v in values.items() if k not in ("rope_theta", "rope_scaling")}
+    if values.get("target_hidden_size") not in (None, values.get("hidden_size")):
+        raise LayoutError(f"{path}: field target_hidden_size: expected that of the draft's hidden_size")
+    if values.get(ZERO_HEAD):
+        values |= {"markov_rank": 0, "markov_head_type": "vanilla"}
+    return {k: v for k, v in values.items() if k != ZERO_HEAD}
+
+
+def native_tensors(path: Path, given: Fields, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` (of the file ``path``) under their native names; ``given``: config.json as it was found.
+
+    A Markov head that the config marks as zero is taken off. Raises ``LayoutError`` where it is not zero, or where two
+    tensors claim one name.
+    """
+    renamed: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        for old, new in PREFIXES:
+            name = new + name.removeprefix(old) if name.startswith(old) else name
+        if name in renamed:
+            raise LayoutError(f"{path}: tensor {name} is there under two names")
+        renamed[name] = value
+    if given.get("speculators_model_type"):
+        renamed = {name: value for name, value in renamed.items() if name not in VERIFIER}
+    return _without_zero_head(path, given, _without_full_tables(given, renamed))
+
+
+def _hoisted(path: Path, given: Fields) -> Fields:
+    """``given`` with what stands in nested sections at the top; a contradiction between the two is an error."""
+    values = dict(given)
+    for section in NESTED:
+        for key, value in (given.get(section) or {}).items():
+            if key in given and given[key] not in (None, value):
+                raise LayoutError(f"{path}: fields {key} and {section}.{key} contradict each other")
+            values[key] = value
+    eagle = given.get("eagle_config") or {}
+    for key, wanted in FIXED.items():
+        got = eagle.get(key, values.get(key))
+        if got is not None and got != wanted:
+            raise LayoutError(f"{path}: field {key}: expected {wanted}, got {got}: no draft here does that")
+    return {k: v for k, v in values.items() if k not in NESTED and k not in FIXED}
+
+
+def _family(path: Path, values: Fields) -> str:
+    kind = values.get("model_type", "qwen3")
+    if kind not in FAMILY_NAMES:
+        raise LayoutError(f"{path}: field model_type: expected one of {sorted(FAMILY_NAMES)}, got {kind}")
+    return FAMILY_NAMES[kind]
+
+
+def _from_speculators(path: Path, values: Fields) -> Fields:
+    """Fields of a config that the library speculators writes."""
+    kind, layers = values["speculators_model_type"], values.get("transformer_layer_config")
+    if kind not in SPECULATORS:
+        raise LayoutError(
+            f"{path}: field speculators_model_type: expected one of {sorted(SPECULATORS)}, got {kind}"
+        )
+    if not isinstance(layers, dict):
+        raise LayoutError(f"{path}: field transformer_layer_config is missing")
+    drafts = _speculative_tokens(values)
+    own = {
+        k: v
+        for k, v in values.items()
+        if k not in ("transformer_layer_config", "model_type") and v is not None
+    }
+    flat = layers | own
+    flat["architectures"] = [f"{_family(path, flat)}{SPECULATORS[kind]}Model"]
+    if kind == "eagle3":
+        flat.setdefault("norm_before_residual", True)  # as vLLM takes a config that does not say
+        flat.setdefault("block_size", drafts or EAGLE3_STEPS)
+        return flat | {"target_layer_ids": _taps(path, flat, ("eagle_aux_hidden_state_layer_ids",))}
+    if "sliding_attention" in (layers.get("layer_types") or []) and not values.get(
+        "sliding_window_non_causal"
+    ):
+        raise LayoutError(
+            f"{path}: field sliding_window_non_causal: expected True: no draft here has causal blocks"
+        )
+    flat["target_layer_ids"] = _taps(path, flat, ("aux_hidden_state_layer_ids",))
+    flat["sample_from_anchor"] = _anchor_first(path, values, drafts)
+    if kind == "dflash" and not flat["sample_from_anchor"]:
+        flat["architectures"] = ["DFlashDraftModel"]
+    return flat
+
+
+def _speculative_tokens(values: Fields) -> int | None:
+    """How many tokens the first proposal method of a speculators config drafts."""
+    methods = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    return methods[0].get("speculative_tokens")
+
+
+def _anchor_first(path: Path, values: Fields, drafts: int | None) -> bool:
+    """The convention of a speculators config: its own field, which the number of drafts must not contradict."""
+    told, block = values.get("sample_from_anchor"), values.get("block_size")
+    if told is None:
+        if block is None or drafts is None or drafts not in (block, block - 1):
+            raise LayoutError(f"{path}: field sample_from_anchor is missing")
+        return drafts == block
+    if block is not None and drafts == (block - 1 if told else block):
+        raise LayoutError(
+            f"{path}: fields sample_from_anchor={told} and speculative_tokens={drafts} contradict each other "
+            f"(block_size {block})"
+        )
+    return bool(told)
+
+
+def _from_eagle3(path: Path, values: Fields) -> Fields:
+    """Fields of an Eagle3 in the reference layout. Taps at the top count hidden states (vLLM, llama.cpp); those of
+    ``eagle_config`` alone are layers (SGLang).
+    """
+    values = values | {"architectures": [f"{_family(path, values)}Eagle3Model"]}
+    eagle = values.pop("eagle_config", None) or {}
+    if values.get("eagle_aux_hidden_state_layer_ids"):
+        values["target_layer_ids"] = _taps(path, values, ("eagle_aux_hidden_state_layer_ids",))
+    elif eagle.get("eagle_aux_hidden_state_layer_ids"):
+        values["target_layer_ids"] = list(eagle["eagle_aux_hidden_state_layer_ids"])
+    else:
+        raise LayoutError(
+            f"{path}: field eagle_aux_hidden_state_layer_ids is missing (engines would guess the taps): "
+            "add the ones that the draft was trained with, layer + 1 each"
+        )
+    count = values.get("num_aux_hidden_states", len(values["target_layer_ids"]))
+    if count != len(values["target_layer_ids"]):
+        raise LayoutError(
+            f"{path}: field num_aux_hidden_states: expected {len(values['target_layer_ids'])}, got {count}"
+        )
+    values.setdefault("block_size", values.get("ttt_length") or EAGLE3_STEPS)
+    return values
+
+
+def _taps(path: Path, values: Fields, names: tuple[str, ...]) -> list[int]:
+    """Native taps from a field that counts hidden states."""
+    for name in names:
+        if values.get(name):
+            return [number - 1 for number in values.pop(name)]
+    raise LayoutError(f"{path}: field {names[0]} is missing")
+
+
+def _without_full_tables(given: Fields, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """SpecForge writes d2t and t2d for a whole vocabulary too: they say nothing then."""
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    whole = given.get("draft_vocab_size") in (None, given.get("vocab_size"))
+    if not whole or d2t is None or len(d2t) != given.get("vocab_size") or d2t.any():
+        return tensors
+    if t2d is not None and not t2d.all():
+        return tensors
+    return {name: value for name, value in tensors.items() if name not in ("d2t", "t2d")}
+
+
+def _without_zero_head(path: Path, given: Fields, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    if not given.get(ZERO_HEAD):
+        return tensors
+    head = {name: value for name, value in tensors.items() if name.startswith("markov_head.")}
+    wanted = {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"}
+    if set(head) != wanted or any(bool(value.any()) for value in head.values()):
+        raise LayoutError(
+            f"{path}: field {ZERO_HEAD} is true: expected the tensors {sorted(wanted)}, all zero"
+        )
+    return {name: value for name, value in tensors.items() if name not in head}

@@ -1,0 +1,1 @@
+"""``stage=export`` and ``stage=import``: drafts in the layouts that engines load, one file a format."""

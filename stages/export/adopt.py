@@ -1,0 +1,66 @@
+"""``stage=import``: a draft that others trained, as an artifact in the native layout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from data_specs.draft import CONFIG, WEIGHTS
+from data_specs.manifest import fingerprint, write_json
+from pipeline import console
+from pipeline.artifacts import Artifact, Store, Work
+from pipeline.config import Config
+from pipeline.ranks import is_main
+from pipeline.work import WorkShare, begin_once, commit_once
+from stages.export.run import compare, identify
+from stages.export.source import Source, native_fields, read_source
+
+SCHEMA_VERSION = 1  # of the draft artifact
+
+
+def run_import(config: Config, store: Store, folder: Path) -> Artifact | None:
+    """Import the draft in ``folder``; returns the artifact, which may be one that was made before.
+
+    Raises ``UserError`` naming the field or the tensor that keeps it from drafting what it was trained to.
+    """
+    if not is_main():
+        return None
+    source, (_, name, contents) = read_source(folder), identify(folder)
+    name, made_of = config.export.name or name, fingerprint(SCHEMA_VERSION, "import", contents)
+    if config.plan:
+        console.say(f"import {name}: {len(source.tensors)} tensors. Nothing was written.")
+        return None
+    found = store.find("draft", made_of)
+    if found is None:
+        work = begin_once(
+            store, "draft", name, SCHEMA_VERSION, made_of, {}, {"imported": {"contents": contents}}
+        )
+        found = work if isinstance(work, Artifact) else _write(store, work, source)
+    _show(found, source)
+    return found
+
+
+def _write(store: Store, work: Work, source: Source) -> Artifact:
+    """config.json last: it says that the tensors are whole."""
+    for _ in WorkShare(work.path, ["write"], lambda _: (work.path / CONFIG).is_file()):
+        partial = work.path / f".{WEIGHTS}.{os.getpid()}.tmp"
+        save_file(source.tensors, partial, metadata={"format": "pt"})
+        partial.replace(work.path / WEIGHTS)
+        write_json(work.path / CONFIG, native_fields(source))
+        compare(work.path, source)
+    parameters = sum(value.numel() for value in source.tensors.values())
+    return commit_once(store, work, lambda: {"parameters": parameters})
+
+
+def _show(artifact: Artifact, source: Source) -> None:
+    facts = source.facts
+    what = f"{facts.kind}, {facts.family} layers, {facts.drafts} drafts a round, taps {list(facts.taps)}"
+    lines = [
+        f"{artifact.reference}   {artifact.path}",
+        what.replace("[", r"\["),
+        "",
+        f"measure it: python -m pipeline stage=evaluate target=TARGET draft={artifact.reference}",
+    ]
+    console.panel("Imported", lines)

@@ -1,0 +1,223 @@
+"""A model folder for the Hub: a layout that as many engines as can be read, and a card that says what the draft is.
+
+A block drafter's layout is the one that vLLM, SGLang, llama.cpp and mlx-dspark share; an Eagle3 names its taps in both
+numberings (vLLM and llama.cpp read one field, SGLang the other). What no engine reads (MTP, a learned start) is
+published in the native layout. Nothing is uploaded unless ``export.push=true``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_specs.manifest import Manifest
+from pipeline.reporting import MACRO, markdown_table, share, with_interval
+from stages.export import llama_cpp, mlx, sglang, vllm
+from stages.export.capabilities import ExportError, refusal
+from stages.export.layouts import LAYERS, STATES, block_layout, eagle3_layout
+from stages.export.lineage import Target
+from stages.export.source import Facts, Layout, Source, native_fields
+
+SERVERS: dict[str, Callable[[Facts, str, str], list[str]]] = {
+    "vllm": vllm.serve, "sglang": sglang.serve, "llama_cpp": llama_cpp.serve, "mlx": mlx.serve,
+}  # fmt: skip
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llama_cpp": "llama.cpp", "mlx": "mlx-dspark"}
+KINDS = {"dspark": "DSpark", "dflash": "DFlash (1+N)", "eagle3": "Eagle3", "mtp": "MTP"}
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What the card tells, beside the draft itself. ``summary``: of the latest evaluation, None where there is none."""
+
+    repo: str
+    target: Target
+    manifests: dict[str, Manifest]
+    summary: dict[str, Any] | None
+    evaluation: Manifest | None
+    calibration: dict[str, Any] | None
+    license: str | None
+
+
+def plan(source: Source) -> Layout:
+    """The layout that most engines read, or the native one where none does."""
+    facts = source.facts
+    if facts.kind == "mtp" or facts.learned_start:
+        return Layout(native_fields(source), source.own_tensors)
+    if facts.kind == "eagle3":
+        return eagle3_layout(source, (STATES, LAYERS))
+    return block_layout(source)
+
+
+def card(source: Source, known: CardFacts) -> str:
+    """README.md of the model folder."""
+    parts = [
+        _front_matter(source.facts, known),
+        f"# {known.repo.rpartition('/')[2]}",
+        _what(source, known),
+        _training(known),
+        _accepted(known),
+        _calibration(known.calibration),
+        _serving(source.facts, known),
+        _license(known),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(facts: Facts, known: CardFacts) -> str:
+    lines = ["---", f"license: {known.license or 'other'}"]
+    lines += [f"base_model: {known.target.hub_id}"] if known.target.hub_id else []
+    lines += ["tags:", "- speculative-decoding", "- draft-model", f"- {facts.kind}", "- draftline", "---"]
+    return "\n".join(lines)
+
+
+def _what(source: Source, known: CardFacts) -> str:
+    facts, target = source.facts, known.target
+    revision = f" at revision {target.revision}" if target.revision else ""
+    identity = known.manifests["cache"].config["target"]["identity"] if "cache" in known.manifests else None
+    vocabulary = source.fields["vocab_size"]
+    if facts.reduced:
+        vocabulary = f"{source.fields['draft_vocab_size']} of the target's {vocabulary} tokens"
+    rows = [
+        ("algorithm", f"{KINDS[facts.kind]}, {facts.family} layers"),
+        ("target", f"{target.hub_id or target.name}{revision}"),
+        *([("target's identity", f"`{identity[:16]}`")] if identity else []),
+        ("drafts a round", f"{facts.drafts}"),
+        ("taps (target layers)", ", ".join(map(str, facts.taps)) or "none: the last state"),
+        ("sequential head", f"{facts.head}, rank {facts.rank}" if facts.rank else "none"),
+        ("confidence head", "yes" if facts.confidence else "no"),
+        ("vocabulary", str(vocabulary)),
+        ("trained up to", f"{source.fields['max_position_embeddings']} positions"),
+    ]
+    return (
+        f"A draft model for speculative decoding with {target.hub_id or target.name}. Alone it writes no text: "
+        "an engine drafts with it and verifies with the target, whose output it does not change.\n\n"
+        + markdown_table(("", ""), [(name, value) for name, value in rows])
+    )
+
+
+def _training(known: CardFacts) -> str:
+    draft = known.manifests.get("draft")
+    if draft is None:
+        return "## Training\n\nNot known: the draft was read from a folder."
+    data = draft.config.get("data", {})
+    counts = draft.counts
+    rows = [("data", str(data.get("name", "not recorded")))]
+    rows += [("source", _public(source)) for source in data.get("sources", [])]
+    for name in ("samples", "steps", "parameters", "trainable", "loss", "best_accepted_length"):
+        if name in counts:
+            rows.append((name.replace("_", " "), _number(counts[name])))
+    thinking = draft.config.get("target", {}).get("thinking")
+    rows.append(("thinking", "the template's default" if thinking is None else str(thinking)))
+    return "## Training\n\n" + markdown_table(("", ""), rows)
+
+
+def _public(source: dict[str, Any]) -> str:
+    """A source of prompts: a Hub data set as it is, of a local file its name only."""
+    path = str(source.get("path"))
+    local = Path(path).is_absolute() or Path(path).exists() or path.startswith((".", "~"))
+    revision = f" at {source['revision']}" if source.get("revision") else ""
+    return f"{Path(path).name if local else path}{revision}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _accepted(known: CardFacts) -> str:
+    if known.summary is None or known.evaluation is None:
+        return "## Accepted length\n\nNot measured yet: `python -m pipeline stage=evaluate` measures it."
+    benchmarks = known.summary["benchmarks"]
+    rows = [_row(name, b["counts"].get("prompts"), b["metrics"]) for name, b in benchmarks.items()]
+    if known.summary.get("macro"):
+        rows.append(_row(MACRO, known.evaluation.counts.get("prompts"), known.summary["macro"]))
+    settings = known.evaluation.config
+    about = (
+        f"Sampler: {settings.get('sampler')}; at most {settings['evaluate']['max_new_tokens']} new tokens; "
+        f"{settings['target']['dtype']}. Accepted length: tokens a round, the bonus token counted; in brackets: 95 % "
+        "bootstrap interval over prompts."
+    )
+    columns = ("benchmark", "prompts", "accepted length", "acceptance", "speedup")
+    return "## Accepted length\n\n" + markdown_table(columns, rows) + "\n\n" + about
+
+
+def _row(name: str, prompts: int | None, metrics: dict[str, Any]) -> tuple[str, ...]:
+    none = {"value": None, "interval": None}
+    return (
+        name,
+        "-" if prompts is None else str(prompts),
+        with_interval(metrics.get("accepted_length", none)),
+        share(metrics.get("acceptance_rate", none)),
+        with_interval(metrics.get("speedup", none)),
+    )
+
+
+def _calibration(calibration: dict[str, Any] | None) -> str:
+    if calibration is None:
+        return "## Calibration\n\nThe confidences are as they were trained: no calibration.json."
+    temperatures = ", ".join(f"{t:.2f}" for t in calibration["temperatures"])
+    return (
+        "## Calibration\n\n"
+        f"calibration.json holds a temperature for each draft of a block: {temperatures}. Fitted on "
+        f"{calibration.get('prompts', 'held-out')} held-out prompts of {calibration.get('data', 'the training data')}; "
+        "the calibrated confidence is sigmoid(logit / temperature)."
+    )
+
+
+def readers(facts: Facts) -> list[str]:
+    """The engines that read this folder."""
+    return [engine for engine in SERVERS if refusal(engine, facts) is None]
+
+
+def _serving(facts: Facts, known: CardFacts) -> str:
+    """The command for every engine that reads this folder, and why not for the others."""
+    lines = ["## Serving"]
+    if not known.target.hub_id:
+        lines.append("TARGET is the folder of the target.")
+    for engine, serve in SERVERS.items():
+        reason = refusal(engine, facts)
+        if reason:
+            lines.append(f"**{NAMES[engine]}**: not with this draft. {reason[0].upper()}{reason[1:]}.")
+        else:
+            commands = "\n".join(_commands(engine, serve, facts, known))
+            lines.append(f"**{NAMES[engine]}**\n\n```sh\n{commands}\n```")
+    return "\n\n".join(lines)
+
+
+def _commands(
+    engine: str, serve: Callable[[Facts, str, str], list[str]], facts: Facts, known: CardFacts
+) -> list[str]:
+    """What to type for ``engine``; llama.cpp's converter wants both models as folders."""
+    if engine != "llama_cpp":
+        return serve(facts, known.target.shown, known.repo)
+    draft, target = known.repo.rpartition("/")[2], known.target.name
+    download = [f"hf download {known.target.hub_id} --local-dir {target}"] if known.target.hub_id else []
+    download = [f"hf download {known.repo} --local-dir {draft}", *download] if "/" in known.repo else download
+    return [*download, *serve(facts, target if known.target.hub_id else "TARGET", draft)]
+
+
+def _license(known: CardFacts) -> str:
+    own = known.license or "not stated (`export.license`)"
+    return (
+        "## Licence\n\n"
+        f"- this draft: {own}\n"
+        f"- the target {known.target.hub_id or known.target.name}: its own licence holds for what is served with it"
+    )
+
+
+def push(folder: Path, repo: str, private: bool) -> str:
+    """Upload ``folder`` to the Hub repository ``repo`` (made where it is missing) and return its address.
+
+    Raises ``ExportError`` where the Hub refuses. The token is huggingface_hub's own affair.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    api = huggingface_hub.HfApi()
+    try:
+        api.create_repo(repo_id=repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=str(folder), commit_message="Draft exported by draftline")
+    except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
+        raise ExportError(f"export.repo={repo}: the Hub did not take the draft: {error}") from error
+    return f"https://huggingface.co/{repo}"

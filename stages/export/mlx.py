@@ -1,0 +1,16 @@
+"""mlx-dspark: DSpark and DFlash native (it checks tensor names strictly and numbers taps by layers)."""
+
+from __future__ import annotations
+
+from stages.export.layouts import block_layout
+from stages.export.source import Facts, Layout, Source
+
+
+def plan(source: Source) -> Layout:
+    """The folder that ``--drafter`` names."""
+    return block_layout(source)
+
+
+def serve(facts: Facts, target: str, folder: str) -> list[str]:
+    """The command that serves ``target`` with the draft in ``folder``."""
+    return [f"mlx-dspark serve --mode {facts.kind} --model {target} --drafter {folder}"]

@@ -1,0 +1,273 @@
+"""``stage=export``: a draft in the layouts that were asked for, each a versioned artifact.
+
+The plan is pure (draft -> config and tensors). What it says is written into a working folder, read back and compared
+with the draft bit for bit, searched for paths of this machine, and only then committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from data_specs.calibration import CALIBRATION, draft_contents
+from data_specs.draft import CONFIG, WEIGHTS
+from data_specs.export import CARD, PROVENANCE, SCHEMA_VERSION
+from data_specs.manifest import Manifest, file_record, fingerprint, folder_records, read_json, write_json
+from pipeline import console
+from pipeline.artifacts import Artifact, Store, Work
+from pipeline.config import Config, ConfigError, ExportConfig, TargetConfig
+from pipeline.drafts.base import FROZEN
+from pipeline.ranks import is_main
+from pipeline.target_files import locate
+from pipeline.work import WorkShare, begin_once, commit_once
+from stages.export import hub, llama_cpp, mlx, sglang, speculators, vllm
+from stages.export.capabilities import ExportError, check
+from stages.export.lineage import Target, ancestors, check_no_paths, known_target, machine_paths, provenance
+from stages.export.source import Facts, Layout, Source, read_source
+
+KIND = "export"
+SUMMARY = "summary.json"  # of an evaluation (data_specs/evaluation.py)
+PLANS: dict[str, Callable[[Source], Layout]] = {
+    "vllm": vllm.plan, "sglang": sglang.plan, "llama_cpp": llama_cpp.plan, "mlx": mlx.plan, "hub": hub.plan,
+}  # fmt: skip
+SERVERS: dict[str, Callable[[Facts, str, str], list[str]]] = {
+    **hub.SERVERS, "speculators": speculators.serve,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """One draft to export, and what is known about it."""
+
+    draft: Artifact | Path
+    folder: Path
+    name: str
+    made_of: str  # fingerprint of the draft
+    source: Source
+    manifests: dict[str, Manifest]
+    target: Target
+    evaluation: Artifact | None
+
+
+def run_export(config: Config, store: Store, draft: Artifact | Path) -> list[Artifact]:
+    """Export ``draft`` (an artifact, or a folder in any layout that is read) in every format of ``export.formats``.
+
+    Returns the exports, which may be some that were made before; none with ``plan`` and in other processes than the
+    first. Raises ``ExportError`` for what a format cannot hold, before anything is written.
+    """
+    if not is_main():
+        return []
+    if isinstance(draft, Artifact):
+        draft.verify()
+    job = make_job(config, store, draft)
+    for form in config.export.formats:
+        check(form, job.source.facts)
+    layouts = {form: plan(form, job) for form in config.export.formats}
+    if config.plan:
+        _show_plan(job, layouts)
+        return []
+    made = [_export(config.export, store, job, form, layout) for form, layout in layouts.items()]
+    for form, artifact in zip(layouts, made, strict=True):
+        _show(job, form, artifact)
+        if form == "hub" and config.export.push:
+            assert config.export.repo is not None, "pipeline.config.check"
+            console.say(f"pushed to {hub.push(artifact.path, config.export.repo, config.export.private)}")
+    return made
+
+
+def make_job(config: Config, store: Store, draft: Artifact | Path) -> Job:
+    """Read the draft strictly, and find out where it came from."""
+    folder, name, made_of = identify(draft)
+    manifests = ancestors(store, draft)
+    return Job(
+        draft=draft,
+        folder=folder,
+        name=name,
+        made_of=made_of,
+        source=read_source(folder),
+        manifests=manifests,
+        target=known_target(manifests, config.export.target),
+        evaluation=_evaluation(store, made_of, config.evaluation),
+    )
+
+
+def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
+    """(folder, name, fingerprint) of a draft; a folder's fingerprint is that of its contents."""
+    if isinstance(draft, Artifact):
+        return draft.path, draft.manifest.name, draft.manifest.fingerprint
+    records = folder_records(draft, (CONFIG, "*.safetensors"))
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", draft.resolve().name).lstrip("._-") or "draft"
+    return draft, name, fingerprint({path: record.sha256 for path, record in records.items()})
+
+
+def plan(form: str, job: Job) -> Layout:
+    """What ``form`` writes for the draft: config.json and the tensors."""
+    if form == "speculators":
+        return speculators.plan(job.source, job.target.hub_id, job.target.architectures)
+    return PLANS[form](job.source)
+
+
+def _evaluation(store: Store, made_of: str, reference: str | None) -> Artifact | None:
+    """The evaluation on a card: the one that is named, else the latest of this draft."""
+    if reference is not None:
+        return store.resolve("evaluation", reference)
+    own = [a for a in store.list("evaluation") if a.manifest.parents.get("draft") == made_of]
+    return max(own, key=lambda a: a.manifest.created, default=None)
+
+
+def _export(settings: ExportConfig, store: Store, job: Job, form: str, layout: Layout) -> Artifact:
+    """Write one format, or find it made already."""
+    name = settings.name or f"{job.name}_{form}"
+    recorded = {"format": form, "license": settings.license, "repo": settings.repo if form == "hub" else None}
+    recorded |= {"gguf": settings.outtype if form == "llama_cpp" and settings.converter else None}
+    calibration = job.folder / CALIBRATION
+    parents = {"draft": job.made_of}
+    if form == "hub" and job.evaluation is not None:
+        parents["evaluation"] = job.evaluation.manifest.fingerprint
+    made_of = fingerprint(
+        SCHEMA_VERSION, recorded, parents, dataclasses.asdict(job.target), name,
+        file_record(calibration).sha256 if calibration.is_file() else None,
+    )  # fmt: skip
+    if (found := store.find(KIND, made_of)) is not None:
+        console.say(f"export {found.reference} is already there ({found.path})")
+        return found
+    work = begin_once(store, KIND, name, SCHEMA_VERSION, made_of, parents, recorded)
+    if isinstance(work, Artifact):
+        return work
+    for _ in WorkShare(work.path, ["write"], lambda _: (work.path / PROVENANCE).is_file()):
+        _write(settings, store, job, form, layout, work)
+    return commit_once(store, work, lambda: _counts(layout, work.path))
+
+
+def _write(settings: ExportConfig, store: Store, job: Job, form: str, layout: Layout, work: Work) -> None:
+    """All files, provenance.json last: it says that the others are whole."""
+    folder = work.path
+    if form == "speculators":
+        layout = speculators.through_library(layout)
+    write_json(folder / CONFIG, layout.config)
+    _save_tensors(layout, folder / WEIGHTS)
+    compare(folder, job.source)
+    calibration = _calibration(job, folder)
+    if form == "llama_cpp" and settings.converter:
+        target = _target_folder(settings, job)
+        llama_cpp.convert(Path(settings.converter).expanduser(), folder, target, settings.outtype)
+    if form == "hub":
+        (folder / CARD).write_text(hub.card(job.source, _card_facts(settings, job, calibration)))
+    said = provenance(job.draft, job.made_of, job.manifests, job.target)
+    write_json(folder / f".{PROVENANCE}", said)
+    check_no_paths(folder, machine_paths(store.root, job.folder, settings.converter, settings.target))
+    (folder / f".{PROVENANCE}").rename(folder / PROVENANCE)
+
+
+def _save_tensors(layout: Layout, path: Path) -> None:
+    """model.safetensors, whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    save_file({n: v.contiguous() for n, v in layout.tensors.items()}, partial, metadata={"format": "pt"})
+    partial.replace(path)
+
+
+def compare(folder: Path, source: Source) -> None:
+    """Read the written ``folder`` back and compare it with the draft; ``ExportError`` names what differs.
+
+    Import gives back the draft to the last bit; the target's embedding and head may have stayed behind.
+    """
+    back = read_source(folder)
+    if back.facts != source.facts:
+        raise ExportError(
+            f"{folder.name}: reads back as another draft: {back.facts}, expected {source.facts}"
+        )
+    for name in sorted(source.tensors.keys() | back.tensors.keys()):
+        ours, theirs = source.tensors.get(name), back.tensors.get(name)
+        if theirs is None and name in FROZEN:
+            continue
+        if ours is None or theirs is None or ours.dtype != theirs.dtype or not torch.equal(ours, theirs):
+            raise ExportError(f"{folder.name}: tensor {name} does not read back as it was")
+
+
+def _calibration(job: Job, folder: Path) -> dict[str, Any] | None:
+    """Copy the draft's calibration, now that of the exported files, and return it."""
+    path = job.folder / CALIBRATION
+    if not path.is_file():
+        return None
+    value = dict(read_json(path))
+    write_json(folder / CALIBRATION, value | {"draft": draft_contents(folder)})
+    return value
+
+
+def _target_folder(settings: ExportConfig, job: Job) -> Path:
+    """The folder of the target, whose tokenizer a GGUF file holds."""
+    if settings.target and Path(settings.target).expanduser().is_dir():
+        return Path(settings.target).expanduser()
+    draft = job.manifests.get("draft")
+    section = draft.config.get("target") if draft is not None else None
+    if section is None and not settings.target:
+        raise ConfigError(
+            "export.target: expected the folder or the Hub id of the target, whose tokenizer GGUF files hold, got none"
+        )
+    known = {f.name for f in dataclasses.fields(TargetConfig)}
+    values = {k: v for k, v in (section or {"name": "target"}).items() if k in known}
+    if settings.target:
+        values |= {"path": settings.target, "package": None, "gguf": None}
+    return locate(TargetConfig(**values))
+
+
+def _card_facts(settings: ExportConfig, job: Job, calibration: dict[str, Any] | None) -> hub.CardFacts:
+    summary = None if job.evaluation is None else read_json(job.evaluation.path / SUMMARY)
+    return hub.CardFacts(
+        repo=settings.repo or settings.name or job.name,
+        target=job.target,
+        manifests=job.manifests,
+        summary=summary,
+        evaluation=None if job.evaluation is None else job.evaluation.manifest,
+        calibration=calibration,
+        license=settings.license,
+    )
+
+
+def _counts(layout: Layout, folder: Path) -> dict[str, Any]:
+    return {
+        "tensors": len(layout.tensors),
+        "parameters": sum(value.numel() for value in layout.tensors.values()),
+        "bytes": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+    }
+
+
+def _show_plan(job: Job, layouts: dict[str, Layout]) -> None:
+    """Tensors and bytes of every format; nothing is written."""
+    rows = []
+    for form, layout in layouts.items():
+        size = sum(value.numel() * value.element_size() for value in layout.tensors.values())
+        rows.append((form, layout.config["architectures"][0], len(layout.tensors), console.size(size)))
+    console.table(f"Plan: export {job.name}", ("format", "architecture", "tensors", "size"), rows)
+    console.say("Nothing was written.")
+
+
+def _show(job: Job, form: str, artifact: Artifact) -> None:
+    """The last screen: what was made, where, and the commands that serve it (outside the frame, to be copied whole)."""
+    lines = [
+        f"{form} export of {job.name} for {job.target.hub_id or job.target.name}",
+        f"{artifact.reference}   {artifact.path}",
+        *(f"  {name:<20} {console.size(record.size)}" for name, record in artifact.manifest.files.items()),
+    ]
+    console.panel(f"Exported: {artifact.reference}", [_plain(line) for line in lines])
+    engines = hub.readers(job.source.facts) if form == "hub" else [form]
+    if not engines:
+        console.say("No engine reads this draft yet; draftline does: draft=" + _plain(str(artifact.path)))
+        return
+    where = "" if job.target.hub_id else " (TARGET: the folder or Hub id of the target)"
+    console.say(f"Serve it{where}:")
+    for command in SERVERS[engines[0]](job.source.facts, job.target.shown, str(artifact.path)):
+        console.say(_plain(command))
+
+
+def _plain(text: str) -> str:
+    """``text`` without meaning to the console's markup."""
+    return text.replace("[", r"\[")

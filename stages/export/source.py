@@ -1,0 +1,158 @@
+"""A draft as it is exported: its fields and tensors under native names, and the facts that decide who can read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pipeline.drafts import checkpoint
+from pipeline.drafts.base import FROZEN
+from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, MODEL_TYPES
+
+# What describes the draft's own layers; every other field of a draft's config is the target's, or its library's.
+PLAIN = (
+    "attention_bias", "attention_dropout", "bos_token_id", "eos_token_id", "head_dim", "hidden_act", "hidden_size",
+    "initializer_range", "intermediate_size", "layer_types", "max_position_embeddings", "max_window_layers",
+    "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "pad_token_id",
+    "rms_norm_eps", "rope_parameters", "sliding_window", "use_cache", "use_sliding_window", "vocab_size",
+    # Gemma 4
+    "attention_k_eq_v", "enable_moe_block", "final_logit_softcapping", "global_head_dim", "hidden_activation",
+    "hidden_size_per_layer_input", "num_global_key_value_heads", "num_kv_shared_layers", "use_double_wide_mlp",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an engine must be able to do to draft with it. ``kind``: dspark | dflash (1+N, bare) | eagle3 | mtp."""
+
+    kind: str
+    family: str
+    drafts: int  # G
+    taps: tuple[int, ...]
+    anchor_first: bool
+    rank: int
+    head: str
+    learned_start: bool
+    confidence: bool
+    confidence_with_markov: bool
+    reduced: bool
+    window: bool
+    softcap: float | None
+    rope: str
+    norm_before_residual: bool
+
+    @property
+    def zero_head(self) -> bool:
+        """Whether the layout of DSpark takes it with a Markov head of zeros."""
+        return self.kind == "dspark" and self.rank == 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Fields (as config.json of a native folder has them), tensors under native names, facts."""
+
+    fields: dict[str, Any]
+    tensors: dict[str, Tensor]
+    facts: Facts
+
+    @property
+    def dtype(self) -> str:
+        """The type of the trained tensors, as configs name it."""
+        return str(self.tensors["norm.weight"].dtype).removeprefix("torch.")
+
+    @property
+    def own_tensors(self) -> dict[str, Tensor]:
+        """All but what the target has: embedding and whole head."""
+        shared = FROZEN[:1] if self.facts.reduced else FROZEN
+        return {name: value for name, value in self.tensors.items() if name not in shared}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an export writes: config.json and the tensors of model.safetensors."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def read_source(folder: Path) -> Source:
+    """The draft in ``folder`` (native or foreign), strictly checked; ``UserError`` names what is wrong with it."""
+    config, tensors = checkpoint.read(folder)
+    return Source(_fields(config), tensors, _facts(config))
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    """The config's fields; Gemma's heads by layer type in the flat form that every reader knows."""
+    fields = dict(config.to_dict())
+    if config.model_type == "gemma4_text":
+        own = config.per_layer_config[0]
+        fields |= {
+            "head_dim": own.head_dim,
+            "global_head_dim": own.head_dim,
+            "num_key_value_heads": own.num_key_value_heads,
+            "num_global_key_value_heads": own.num_key_value_heads,
+        }
+    return fields
+
+
+def _facts(config: Any) -> Facts:
+    kind = ARCHITECTURES[config.architectures[0]].NAME.lower()
+    rank, confidence = config.markov_rank, bool(config.enable_confidence_head)
+    anchor_first = bool(config.sample_from_anchor)
+    if kind == "dspark" and not (rank or confidence or anchor_first):
+        kind = "dflash"
+    rope = getattr(config, "rope_parameters", None) or {}
+    full = rope["full_attention"] if isinstance(rope.get("full_attention"), dict) else rope
+    return Facts(
+        kind=kind,
+        family=MODEL_TYPES[config.model_type],
+        drafts=config.block_size - (0 if anchor_first or kind in ("eagle3", "mtp") else 1),
+        taps=tuple(config.target_layer_ids),
+        anchor_first=anchor_first,
+        rank=rank,
+        head=config.markov_head_type if rank else "none",
+        learned_start=bool(rank and config.markov_learned_start),
+        confidence=confidence,
+        confidence_with_markov=bool(confidence and config.confidence_head_with_markov),
+        reduced=(getattr(config, "draft_vocab_size", None) or config.vocab_size) < config.vocab_size,
+        window="sliding_attention" in (getattr(config, "layer_types", None) or []),
+        softcap=getattr(config, "final_logit_softcapping", None),
+        rope=full.get("rope_type", "default"),
+        norm_before_residual=bool(getattr(config, "norm_before_residual", False)),
+    )
+
+
+def plain(source: Source) -> dict[str, Any]:
+    """Fields of the draft's layers, nothing of the target's that they do not have.
+
+    ``rope_theta`` stands beside ``rope_parameters`` for readers that know only one of them.
+    """
+    own = {name: source.fields[name] for name in PLAIN if name in source.fields}
+    if own.get("final_logit_softcapping") is None:
+        own.pop("final_logit_softcapping", None)
+    rope = own.get("rope_parameters") or {}
+    if isinstance(rope.get("full_attention"), dict):
+        rope = rope["full_attention"]
+    if rope.get("rope_theta") is not None:
+        own["rope_theta"] = rope["rope_theta"]
+    return own | {"dtype": source.dtype, "tie_word_embeddings": False}
+
+
+def native_fields(source: Source) -> dict[str, Any]:
+    """config.json of a native folder that holds this draft as it is."""
+    own = (
+        "architectures", "num_target_layers", "target_layer_ids", "block_size", "mask_token_id", "markov_rank",
+        "markov_head_type", "markov_learned_start", "enable_confidence_head", "confidence_head_with_markov",
+        "draft_vocab_size", "ttt_length", "norm_before_residual",
+    )  # fmt: skip
+    fields = {name: source.fields[name] for name in own if source.fields.get(name) is not None}
+    first = source.facts.anchor_first
+    return plain(source) | fields | {"sample_from_anchor": first, "dspark_bonus_anchor": not first}
+
+
+def family_name(source: Source) -> str:
+    """What the family's classes start with: Qwen3, Llama, Gemma4."""
+    return str(FAMILIES[source.facts.family].NAME)
