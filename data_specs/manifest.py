@@ -16,7 +16,7 @@ from typing import Any
 from data_specs.errors import UserError
 
 MANIFEST = "manifest.json"
-KINDS = ("answers", "cache", "draft", "evaluation", "comparison")
+KINDS = ("answers", "cache", "draft", "evaluation", "comparison", "export")
 
 
 class ManifestError(UserError):

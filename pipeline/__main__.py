@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from data_specs.errors import UserError
+from data_specs.manifest import MANIFEST, read_manifest
 from pipeline import config as schema
 from pipeline import console, listing, ranks, variants
 from pipeline.artifacts import Artifact, Store
@@ -50,12 +51,7 @@ def run_train(config: schema.Config, store: Store, made: dict[str, Artifact]) ->
 
 def run_evaluate(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
     """Draft -> evaluation."""
-    draft: Artifact | Path | None = made.get("draft")
-    if draft is None:
-        reference = config.draft or f"{config.target.name}_{config.drafter.name}"
-        folder = Path(reference)
-        foreign = (folder / "config.json").is_file() and not (folder / "manifest.json").is_file()
-        draft = folder if foreign else store.resolve("draft", reference)
+    draft = _draft(config, store, made)
     _keep(made, "evaluation", _call("stages.evaluate.run", "run_evaluate", config, store, draft))
 
 
@@ -81,6 +77,19 @@ def run_compare(config: schema.Config, store: Store, made: dict[str, Artifact]) 
     _keep(made, "comparison", _call("stages.compare.run", "run_compare", config, store, layout, parts))
 
 
+def run_export(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
+    """Draft -> what engines load."""
+    for artifact in _call("stages.export.run", "run_export", config, store, _draft(config, store, made)):
+        _keep(made, "export", artifact)
+
+
+def run_import(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
+    """A draft that others trained -> draft."""
+    if config.draft is None or not Path(config.draft).is_dir():
+        raise schema.ConfigError(f"draft={config.draft}: expected the folder of a draft")
+    _keep(made, "draft", _call("stages.export.adopt", "run_import", config, store, Path(config.draft)))
+
+
 def run_list(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
     """Show what is there."""
     listing.show(store)
@@ -91,6 +100,8 @@ STEPS: dict[str, Callable[[schema.Config, Store, dict[str, Artifact]], None]] = 
     "train": run_train,
     "evaluate": run_evaluate,
     "compare": run_compare,
+    "export": run_export,
+    "import": run_import,
     "list": run_list,
 }
 
@@ -145,6 +156,19 @@ def _cache(config: schema.Config, store: Store, made: dict[str, Artifact]) -> Ar
     return made.get("cache") or store.resolve("cache", name)
 
 
+def _draft(config: schema.Config, store: Store, made: dict[str, Artifact]) -> Artifact | Path:
+    """The draft that was just made, or the one that is named: an artifact, an export, or a folder of others."""
+    if "draft" in made:
+        return made["draft"]
+    reference = config.draft or f"{config.target.name}_{config.drafter.name}"
+    folder = Path(reference)
+    if (folder / "config.json").is_file() and not (folder / MANIFEST).is_file():
+        return folder
+    if (folder / MANIFEST).is_file() and read_manifest(folder).kind == "export":
+        return folder
+    return store.resolve("draft", reference)
+
+
 def _layout() -> variants.Layout:
     """The variants of a comparison, composed as this run is, each with overrides of its own."""
     return _laid_out(tuple(HydraConfig.get().overrides.task))
@@ -191,7 +215,7 @@ def _compose_and_run(cfg: DictConfig) -> None:
     try:
         config = schema.resolve(cfg)
         ranks.adopt_environment()
-        if ranks.needs_start(config.ranks) and config.stage.steps != ["list"] and not config.plan:
+        if ranks.needs_start(config.ranks) and not set(config.stage.steps) <= {"list", "export", "import"} and not config.plan:
             _start(config)
         else:
             run(config)

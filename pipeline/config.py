@@ -14,6 +14,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 import data_specs
 from data_specs.errors import UserError
+from data_specs.export import FORMATS
 from pipeline.drafts.algorithms import ALGORITHMS, FAMILIES
 
 
@@ -262,6 +263,22 @@ class CompareConfig:
 
 
 @dataclass
+class ExportConfig:
+    """Drafts in the layouts that engines load (stage=export), and drafts of others as artifacts (stage=import)."""
+
+    formats: list[str] = field(default_factory=list)  # vllm | sglang | llama_cpp | mlx | speculators | hub
+    name: str | None = None  # of the artifact; None: the draft's, and the format
+    # Hub id (or, for GGUF files, folder) of the target; None: as the draft's manifest says
+    target: str | None = None
+    converter: str | None = None  # llama.cpp's convert_hf_to_gguf.py: export=llama_cpp then writes GGUF files too
+    outtype: str = "auto"  # auto | f32 | bf16 | f16: numbers in the GGUF files
+    repo: str | None = None  # Hub repository of export=hub, owner/name
+    push: bool = False  # upload to it; without it nothing leaves this machine
+    private: bool = True
+    license: str | None = None  # of the draft, for the model card
+
+
+@dataclass
 class TrackingConfig:
     """Weights & Biases; the JSON lines of the run are the record whatever the mode."""
 
@@ -284,6 +301,7 @@ class Config:
     deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     artifacts: str = "artifacts"  # root folder of all artifacts
     cache: str | None = None  # artifact references: name, name:latest, name:v3 or a folder
@@ -329,6 +347,7 @@ CHOICES = {
     "train.attention": ("auto", "dense", "grouped", "flex"),
     "train.verify": ("full", "size"),
     "deepspeed.stage": (0, 1, 2, 3),
+    "export.outtype": ("auto", "f32", "bf16", "f16"),
     "tracking.mode": ("offline", "online", "none"),
 }
 AT_LEAST = {
@@ -429,6 +448,7 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
         *_contradictions_in_drafter(drafter, config.target),
         *_contradictions_in_training(config),
         *_contradictions_in_evaluation(config.evaluate),
+        *(_contradictions_in_export(config.export) if "export" in config.stage.steps else []),
         *(_contradictions_in_comparison(config.compare) if "compare" in config.stage.steps else []),
     ]
 
@@ -515,6 +535,28 @@ def _contradictions_in_evaluation(evaluate: EvaluateConfig) -> list[tuple[bool, 
             f"evaluate.files.{(unasked or [''])[0]}: no such name in evaluate.benchmarks={evaluate.benchmarks}",
         ),
         (evaluate.top_p == 0, "evaluate.top_p: expected a share above 0, got 0"),
+    ]
+
+
+def _contradictions_in_export(export: ExportConfig) -> list[tuple[bool, str]]:
+    wrong = [form for form in export.formats if form not in FORMATS]
+    return [
+        (
+            not export.formats or bool(wrong) or len(set(export.formats)) < len(export.formats),
+            f"export.formats: expected some of {FORMATS}, each once, got {list(export.formats)}",
+        ),
+        (
+            export.name is not None and len(export.formats) > 1,
+            f"export.name={export.name}: one name for {len(export.formats)} formats",
+        ),
+        (
+            export.push and ("hub" not in export.formats or not export.repo),
+            "export.push=true: expected export=hub and export.repo=owner/name",
+        ),
+        (
+            export.converter is not None and "llama_cpp" not in export.formats,
+            "export.converter: only export=llama_cpp has GGUF files",
+        ),
     ]
 
 
