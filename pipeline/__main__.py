@@ -8,6 +8,7 @@ import gc
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,11 @@ def run_compare(config: schema.Config, store: Store, made: dict[str, Artifact]) 
     _keep(made, "comparison", _call("stages.compare.run", "run_compare", config, store, layout, parts))
 
 
+def run_report(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
+    """Evaluations that are named -> one page with all of them."""
+    _keep(made, "report", _call("stages.report.run", "run_report", config, store))
+
+
 def run_export(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
     """Draft -> what engines load."""
     for artifact in _call("stages.export.run", "run_export", config, store, _draft(config, store, made)):
@@ -100,10 +106,13 @@ STEPS: dict[str, Callable[[schema.Config, Store, dict[str, Artifact]], None]] = 
     "train": run_train,
     "evaluate": run_evaluate,
     "compare": run_compare,
+    "report": run_report,
     "export": run_export,
     "import": run_import,
     "list": run_list,
 }
+
+QUICK = {"list", "report", "export", "import"}  # steps that one process does, whatever GPUs there are
 
 
 def run(config: schema.Config) -> None:
@@ -215,7 +224,7 @@ def _compose_and_run(cfg: DictConfig) -> None:
     try:
         config = schema.resolve(cfg)
         ranks.adopt_environment()
-        if ranks.needs_start(config.ranks) and not set(config.stage.steps) <= {"list", "export", "import"} and not config.plan:
+        if ranks.needs_start(config.ranks) and not set(config.stage.steps) <= QUICK and not config.plan:
             _start(config)
         else:
             run(config)
@@ -240,11 +249,18 @@ def _fail(error: Exception) -> None:
     sys.exit(2)
 
 
+def listed(arguments: list[str]) -> list[str]:
+    """``arguments`` with ``evaluations=a,b`` as Hydra writes a list: bare commas would be a sweep to it."""
+    if {"-m", "--multirun"} & set(arguments):
+        return arguments
+    return [re.sub(r"^evaluations=([^\[].*)$", r"evaluations=[\1]", text) for text in arguments]
+
+
 def main() -> None:
     """Entry point."""
     # "generated new fontManager" tells a user nothing.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    sys.argv = ranks.drop_launcher_arguments(sys.argv)
+    sys.argv = listed(ranks.drop_launcher_arguments(sys.argv))
     schema.register()
     _compose_and_run()
 

@@ -307,6 +307,7 @@ class Config:
     cache: str | None = None  # artifact references: name, name:latest, name:v3 or a folder
     draft: str | None = None
     evaluation: str | None = None
+    evaluations: list[str] = field(default_factory=list)  # references for stage=report
     ranks: int | None = None  # processes; None: the visible GPUs, else 1
     plan: bool = False  # print samples, tokens, bytes and time, and do nothing else
     seed: int = 0

@@ -8,7 +8,7 @@ from pipeline import console
 from pipeline.artifacts import Artifact, Store
 
 # What a person wants to know of each kind, out of the manifest's counts.
-SHOWN = ("variants", "prompts", "samples", "tokens", "supervised_tokens", "steps", "accepted_length")
+SHOWN = ("variants", "evaluations", "prompts", "samples", "tokens", "supervised_tokens", "steps", "accepted_length")
 
 
 def show(store: Store) -> None:
@@ -35,7 +35,7 @@ def lineage(artifacts: list[Artifact]) -> Tree:
     """A tree in which every artifact stands below the one it was made from (a comparison: one of them)."""
     tree = Tree("lineage")
     nodes: dict[str, Tree] = {}
-    order = {"answers": 0, "cache": 1, "draft": 2, "evaluation": 3, "comparison": 4, "export": 5}
+    order = {"answers": 0, "cache": 1, "draft": 2, "evaluation": 3, "comparison": 4, "export": 5, "report": 9}
     for artifact in sorted(artifacts, key=lambda a: order[a.manifest.kind]):
         parent = next((nodes[p] for p in artifact.manifest.parents.values() if p in nodes), tree)
         nodes[artifact.manifest.fingerprint] = parent.add(f"{artifact.manifest.kind} {artifact.reference}")

@@ -15,6 +15,7 @@ from data_specs.manifest import read_json, write_json
 from pipeline import console
 from pipeline.acceptance import average, by_context, figures, summary
 from pipeline.artifacts import Artifact
+from pipeline.html.page import PAGE
 from pipeline.reporting import MACRO, axes, line, markdown_table, number, save, share, with_interval
 from stages.evaluate import report_confidence as confidence
 
@@ -235,8 +236,9 @@ def show(artifact: Artifact) -> None:
         [
             f"evaluation  {artifact.reference}",
             f"folder      {artifact.path}",
-            f"report      {artifact.path / MARKDOWN} (plots beside it; every round in rounds/)",
-            "next        python -m pipeline stage=list",
+            f"report      {artifact.path / PAGE} (opens in any browser; {SUMMARY} and every round beside it)",
+            f"next        python -m pipeline stage=report evaluations={artifact.reference},OTHER   (side by side)",
+            "            python -m pipeline stage=list",
         ],
     )
 

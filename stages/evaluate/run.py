@@ -35,6 +35,8 @@ from pipeline.config import Config, ConfigError, section
 from pipeline.drafts.checkpoint import load, read_config
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import head_rows
+from pipeline.html.evaluation import in_the_making
+from pipeline.html.page import write_html
 from pipeline.ranks import is_main
 from pipeline.sampling import Sampler
 from pipeline.target import Target
@@ -50,7 +52,8 @@ from stages.evaluate.report import SUMMARY, Facts, flat_metrics, show, write_rep
 
 KIND = "evaluation"
 FILES = (
-    f"{ROUNDS}/*.parquet", f"{HELDOUT_ROUNDS}/*.parquet", f"{SWEEP_ROUNDS}/*/*.parquet", "*.json", "*.md", "*.png",
+    f"{ROUNDS}/*.parquet", f"{HELDOUT_ROUNDS}/*.parquet", f"{SWEEP_ROUNDS}/*/*.parquet", "*.json", "*.md", "*.html",
+    "*.png",
 )  # fmt: skip
 # Settings that change how the work is done and shown, not what is measured.
 INCIDENTAL = ("chunk_prompts", "bootstrap")
@@ -234,7 +237,9 @@ def _evaluate(
         for left in work.path.glob(f"{ROUNDS}/.*.tmp"):  # of killed runs
             left.unlink()
         sections = _sections(config, work, job, speaker)
-        return _counts(write_report(work.path, facts, positions, config.evaluate.bootstrap, sections))
+        result = write_report(work.path, facts, positions, config.evaluate.bootstrap, sections)
+        write_html(work.path, [in_the_making(work, result, store)])
+        return _counts(result)
 
     artifact = commit_once(store, work, finish, FILES)
     if is_main():

@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 
+import html_page
 import pytest
 import tiny
 import torch
@@ -72,7 +73,7 @@ def test_an_evaluation_from_a_foreign_folder(config, store, draft_folder, target
     assert set(made.manifest.files) == {
         "rounds/gsm8k-00000.parquet", "rounds/gsm8k-00001.parquet", "rounds/gsm8k-00002.parquet",
         "rounds/mt_bench-00000.parquet", "summary.json", "summary.md",
-        "acceptance_by_position.png", "accepted_length.png",
+        "report.html", "acceptance_by_position.png", "accepted_length.png",
     }  # fmt: skip
     assert made.manifest.config["sampler"] == {"temperature": 0.0}  # pitfall 40
     table = read_rounds(made.path)
@@ -102,6 +103,11 @@ def test_an_evaluation_from_a_foreign_folder(config, store, draft_folder, target
     ):
         assert text in shown
     assert (made.path / MARKDOWN).read_text().count("| gsm8k |") == 3
+    text = (made.path / "report.html").read_text()
+    page = html_page.Page(text)
+    assert page.faults == [] and html_page.wrong_numbers(page, {"": summary}) == []
+    assert ("", "gsm8k/accepted_length") in page.numbers
+    assert made.manifest.parents["draft"] in text and str(store.root) not in text
     assert (made.path / "accepted_length.png").read_bytes().startswith(b"\x89PNG")
 
 

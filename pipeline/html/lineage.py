@@ -1,0 +1,41 @@
+"""What an artifact was made from, back to the answers: references and fingerprints, no path of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.artifacts import Artifact, Store
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """One artifact of a lineage; ``reference`` and ``created`` are None where the store does not hold it."""
+
+    role: str  # draft, cache, answers: as the child's manifest calls it
+    reference: str | None
+    fingerprint: str
+    created: str | None = None
+    revision: str | None = None
+
+
+def lineage(store: Store, parents: Mapping[str, str]) -> list[Ancestor]:
+    """The ancestors of an artifact with ``parents`` (role -> fingerprint), each once, the nearest first."""
+    known = {artifact.manifest.fingerprint: artifact for artifact in store.list()}
+    found: dict[str, Ancestor] = {}
+    waiting = list(parents.items())
+    while waiting:
+        role, fingerprint = waiting.pop(0)
+        if fingerprint in found:
+            continue
+        artifact = known.get(fingerprint)
+        found[fingerprint] = _ancestor(role, fingerprint, artifact)
+        waiting += artifact.manifest.parents.items() if artifact else []
+    return list(found.values())
+
+
+def _ancestor(role: str, fingerprint: str, artifact: Artifact | None) -> Ancestor:
+    if artifact is None:
+        return Ancestor(role, None, fingerprint)
+    manifest = artifact.manifest
+    return Ancestor(role, artifact.reference, fingerprint, manifest.created, manifest.revision)

@@ -1,0 +1,99 @@
+"""The page: sections of one evaluation, or of several side by side, as one self-contained HTML file.
+
+Nothing is loaded from anywhere: the style is inline, drawings are inline SVG, there is no script, and the page's
+Content-Security-Policy forbids every request. Names are escaped by Jinja (autoescape) and by svg.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from pipeline.html import comparing, confidence, figures, lossless, positions, provenance, serving
+from pipeline.html.evaluation import Evaluation
+from pipeline.html.model import Cell, Section, told
+
+PAGE = "report.html"
+HEADLINES = (
+    ("accepted length", "accepted_length", "{:.2f}"),
+    ("speedup", "speedup", "{:.2f}×"),
+    ("tokens/s", "tokens_per_second", "{:.1f}"),
+    ("acceptance", "acceptance_rate", "{:.1%}"),
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A title, one line below it, a few large numbers, and sections."""
+
+    title: str
+    subtitle: str
+    headlines: Sequence[tuple[str, Cell]]
+    sections: Sequence[Section]
+
+
+def write_html(folder: Path, evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> Path:
+    """Write ``report.html`` into ``folder`` and return its path.
+
+    ``study`` is what study.json holds. Raises ``ReportError`` where several evaluations share no benchmark.
+    """
+    path = folder / PAGE
+    path.write_text(render(evaluations, study), encoding="utf-8")
+    return path
+
+
+def render(evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> str:
+    """The page's text; see ``write_html``."""
+    page = one_page(evaluations[0], study) if len(evaluations) == 1 else comparison_page(evaluations, study)
+    environment = Environment(
+        loader=PackageLoader("pipeline.html", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    return environment.get_template("page.html").render(page=page, style=Markup(style))
+
+
+def one_page(one: Evaluation, study: dict[str, Any] | None) -> Page:
+    """The report of one evaluation."""
+    facts, rows = one.summary["facts"], one.rows
+    sections = [
+        figures.benchmarks(one),
+        positions.by_position(one),
+        figures.cost(one),
+        confidence.calibration(one),
+        confidence.sweep(one),
+        serving.serving(study),
+        lossless.losslessness(one),
+        figures.contexts(one),
+        provenance.setting(one),
+        provenance.ancestry([one]),
+    ]
+    headlines = _headlines(*rows[-1]) if rows else []
+    scope = f"macro average of {len(one.named)} benchmarks" if len(rows) > 1 else ", ".join(one.named)
+    subtitle = f"{facts['device']}, {facts['dtype']}; {scope or 'no figures'}; {one.created[:10]}"
+    return Page(f"{facts['draft']} on {facts['target']}", subtitle, headlines, sections)
+
+
+def _headlines(_: str, path: str, metrics: dict[str, Any]) -> list[tuple[str, Cell]]:
+    return [(label, told(f"{path}/{key}", metrics[key], form)) for label, key, form in HEADLINES]
+
+
+def comparison_page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:
+    """Two or more evaluations side by side."""
+    sections = [
+        comparing.side_by_side(evaluations),
+        comparing.positions(evaluations),
+        comparing.costs(evaluations),
+        comparing.calibrations(evaluations),
+        *([serving.serving(study)] if study else []),
+        provenance.settings(evaluations),
+        provenance.ancestry(evaluations),
+    ]
+    targets = dict.fromkeys(one.summary["facts"]["target"] for one in evaluations)
+    title = f"{len(evaluations)} evaluations on {', '.join(targets)}"
+    return Page(title, ", ".join(one.label for one in evaluations), [], sections)

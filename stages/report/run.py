@@ -1,0 +1,115 @@
+"""``stage=report evaluations=a,b``: evaluations (one or more) and the study of their draft -> a versioned page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from data_specs.manifest import fingerprint, read_json
+from pipeline import console
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import Config, ConfigError
+from pipeline.html.comparing import common_benchmarks
+from pipeline.html.evaluation import Evaluation, committed
+from pipeline.html.page import PAGE, write_html
+from pipeline.ranks import is_main
+from pipeline.work import begin_once, commit_once
+
+KIND, SCHEMA_VERSION = "report", 1
+STUDY, STUDY_FILE = "study", "study.json"
+LONGEST = 100  # characters of an artifact's name
+
+
+def run_report(config: Config, store: Store) -> Artifact | None:
+    """Put ``config.evaluations`` into one page, which may be there already; None with ``plan``.
+
+    Raises ``ConfigError`` for no evaluation and for one that is named twice, ``ArtifactError`` for names that there are
+    not, and ``ReportError`` for evaluations that share no benchmark.
+    """
+    evaluations = resolve(config.evaluations, store)
+    study = find_study(evaluations, store)
+    told = [committed(one, store, label) for label, one in evaluations.items()]
+    common_benchmarks(told)
+    parents = {label: one.manifest.fingerprint for label, one in evaluations.items()}
+    parents |= {STUDY: study.manifest.fingerprint} if study else {}
+    inputs = fingerprint(SCHEMA_VERSION, parents)
+    if config.plan:
+        console.say(f"Plan: one page of {', '.join(parents)}; a second's work. Nothing was done.")
+        return None
+    found = store.find(KIND, inputs)
+    if found is not None and is_main():
+        console.say(f"the report is already there: {found.reference} ({found.path})")
+    artifact = found or _commit(store, told, study, parents, inputs)
+    if is_main():
+        show(artifact, told)
+    return artifact
+
+
+def resolve(references: Sequence[str], store: Store) -> dict[str, Artifact]:
+    """Label -> evaluation, in the order asked for. The label is ``name:version``, which two stores may share: then with
+    the first characters of the fingerprint.
+    """
+    if not references:
+        raise ConfigError(
+            "evaluations: expected at least one, as in evaluations=smollm2_dspark,smollm2_mtp:v1; got none"
+        )
+    found = [store.resolve("evaluation", reference) for reference in references]
+    for place, one in enumerate(found):
+        if one.manifest.fingerprint in (other.manifest.fingerprint for other in found[:place]):
+            raise ConfigError(
+                f"evaluations={list(references)}: expected each one once, {one.reference} comes twice"
+            )
+    shared = Counter(one.reference for one in found)
+    return {_label(one, shared[one.reference] > 1): one for one in found}
+
+
+def _label(one: Artifact, shared: bool) -> str:
+    return f"{one.reference} ({one.manifest.fingerprint[:8]})" if shared else one.reference
+
+
+def find_study(evaluations: dict[str, Artifact], store: Store) -> Artifact | None:
+    """The latest serving study of the draft, where all evaluations are of one draft."""
+    drafts = {one.manifest.parents.get("draft") for one in evaluations.values()}
+    if len(drafts) != 1:
+        return None
+    (draft,) = drafts
+    studies = [one for one in store.list(STUDY) if draft in one.manifest.parents.values()]
+    return max(studies, key=lambda one: one.manifest.created, default=None)
+
+
+def _commit(
+    store: Store, told: Sequence[Evaluation], study: Artifact | None, parents: dict[str, str], inputs: str
+) -> Artifact:
+    """Make the page of the fingerprint ``inputs`` and commit it, by one of the ranks."""
+    recorded = {"evaluations": [one.label for one in told]}
+    work = begin_once(store, KIND, artifact_name(told), SCHEMA_VERSION, inputs, parents, recorded)
+    if isinstance(work, Artifact):
+        return work
+    folder = work.path
+
+    def finish() -> dict[str, Any]:
+        write_html(folder, told, read_json(study.path / STUDY_FILE) if study else None)
+        benchmarks = common_benchmarks(told)
+        return {"evaluations": len(told), "benchmarks": len(benchmarks)}
+
+    return commit_once(store, work, finish)
+
+
+def artifact_name(told: Sequence[Evaluation]) -> str:
+    """The names of the evaluations, each once."""
+    names = dict.fromkeys(one.label.partition(":")[0] for one in told)
+    return "_vs_".join(names)[:LONGEST]
+
+
+def show(artifact: Artifact, told: Sequence[Evaluation]) -> None:
+    """The last screen: where the page is, and what to type next."""
+    console.panel(
+        "Report",
+        [
+            f"report      {artifact.path / PAGE}   (opens in any browser, asks nothing of the network)",
+            f"artifact    {artifact.reference}",
+            f"shows       {', '.join(one.label for one in told)}",
+            "next        python -m pipeline stage=list   (evaluations to name in evaluations=a,b)",
+        ],
+    )

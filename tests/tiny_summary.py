@@ -1,0 +1,106 @@
+"""What summary.json and study.json hold, small and with odd numbers, for the tests of the pages."""
+
+
+def told(value, spread=0.1):
+    return {"value": value, "interval": None if value is None else [value - spread, value + spread / 3]}
+
+
+def metrics(level, positions=3):
+    return {
+        "accepted_length": told(1 + level), "acceptance_rate": told(level / 3), "drafted_length": told(3.0, 0.0),
+        "verify_rate": told(0.4), "draft_ms": told(12.3456789), "verify_ms": told(100 / 3), "draft_share": told(0.27),
+        "verify_share": told(0.73), "tokens_per_second": told(20.0 * level), "plain_tokens_per_second": told(11.0),
+        "speedup": told(1 + level / 7), "same_answers": told(1.0, 0.0),
+        "survival": [told(level / (k + 2)) for k in range(positions)],
+        "conditional": [told(level / 2) for _ in range(positions - 1)] + [told(None)],
+    }  # fmt: skip
+
+
+def quality(rounds, ece):
+    """Of one position: all predictions in bins 4 and 9."""
+    bins = [None] * 20
+    counts = [0] * 20
+    predicted, observed = bins[:], bins[:]
+    if rounds:
+        predicted[4], predicted[9], observed[4], observed[9] = 0.22, 0.47, 0.22 - ece, 0.47 + ece
+        counts[4], counts[9] = rounds - 3, 3
+    return {
+        "rounds": rounds, "ece": ece, "brier": 0.21, "auc": 0.77 if rounds else None, "predicted": predicted,
+        "observed": observed, "counts": counts,
+    }  # fmt: skip
+
+
+def calibration():
+    return {
+        "prompts": 8, "rounds": 1234, "data": "chat", "temperatures": [1.3, 0.8123, 1.0],
+        "before": [quality(40, 0.111), quality(20, 0.0567), quality(0, 0.0)],
+        "after": [quality(40, 0.0111), quality(20, 0.02), quality(0, 0.0)],
+    }  # fmt: skip
+
+
+def sweep():
+    return [
+        {
+            "threshold": n / 10, "accepted": 0.9 - n / 30, "rejected": 2.1 - n / 5,
+            "acceptance_rate": None if n == 9 else 0.3, "accepted_length": 1.9 - n / 30,
+            "exact": 5 - n // 2, "anew": n // 2,
+        }
+        for n in range(10)
+    ]  # fmt: skip
+
+
+def summary(draft="tiny_dspark", levels=None, positions=3, **facts):
+    """Of benchmarks and how good they are; zeta comes first."""
+    levels = levels or {"zeta": 1.5, "alpha": 0.7}
+    known = {
+        "draft": draft, "target": "tiny", "sampler": {"temperature": 0.0, "top_p": None}, "threshold": 0.0,
+        "max_new_tokens": 64, "thinking": None, "device": "cpu", "dtype": "float32",
+        "prompts": dict.fromkeys(levels, 4),
+    }  # fmt: skip
+    counts = {"prompts": 4, "too_long": 0, "answers": 4, "rounds": 17, "tokens": 40}
+    return {
+        "facts": known | facts, "positions": positions, "order": list(levels),
+        "benchmarks": {
+            name: {"counts": counts, "metrics": metrics(level, positions), "finish": {"stop": 3, "length": 1}}
+            for name, level in levels.items()
+        },
+        "macro": metrics(sum(levels.values()) / len(levels), positions),
+        "context": [
+            {"from": 0, "to": 512, "prompts": 8, "rounds": 30} | context(2.1),
+            {"from": 32768, "to": None, "prompts": 1, "rounds": 4} | context(1.2),
+        ],
+        "calibration": None, "sweep": None,
+    }  # fmt: skip
+
+
+def context(length):
+    found = metrics(length - 1)
+    return {name: found[name] for name in ("accepted_length", "acceptance_rate", "draft_ms", "verify_ms")}
+
+
+def full(**changes):
+    """With calibration and sweep."""
+    return summary(**changes) | {"calibration": calibration(), "sweep": sweep()}
+
+
+def run(policy, concurrency, scale=1.0, **more):
+    figures = {
+        "throughput": scale * 11.7 * concurrency**0.5, "speed_p50": scale * 11.7 / concurrency**0.5, "speed_p95": 3.3,
+        "budget": 1.0 if policy == "plain" else 6.1 / concurrency, "acceptance": None if policy == "plain" else 0.31,
+        "draft_share": 0.1, "verify_share": 0.8, "schedule_share": 0.01,
+    }  # fmt: skip
+    return {"policy": policy, "concurrency": concurrency, "metrics": figures} | more
+
+
+def study():
+    policies = ("plain", "fixed", "algorithm1")
+    return {
+        "facts": {"target": "tiny", "answers": 12},
+        "real": [run(policy, r) for policy in policies for r in (1, 2, 4)],
+        "simulated": [run(policy, r, 900.0, sps="h100") for policy in policies for r in (1, 64, 2048)],
+        "prediction": [
+            {"policy": "fixed", "concurrency": 2, "real": 16.5, "simulated": 17.1, "error": 0.6 / 16.5}
+        ],
+        "fronts": {},
+        "checks": {"largest_error": 0.6 / 16.5, "within": True},
+    }
