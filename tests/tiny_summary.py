@@ -86,21 +86,34 @@ def full(**changes):
 def run(policy, concurrency, scale=1.0, **more):
     figures = {
         "throughput": scale * 11.7 * concurrency**0.5, "speed_p50": scale * 11.7 / concurrency**0.5, "speed_p95": 3.3,
-        "budget": 1.0 if policy == "plain" else 6.1 / concurrency, "acceptance": None if policy == "plain" else 0.31,
+        "ttft_p95": 0.71, "budget": 1.0 if policy == "plain" else 6.1 / concurrency,
+        "acceptance": None if policy == "plain" else 0.31,
         "draft_share": 0.1, "verify_share": 0.8, "schedule_share": 0.01,
     }  # fmt: skip
     return {"policy": policy, "concurrency": concurrency, "metrics": figures} | more
 
 
 def study():
-    policies = ("plain", "fixed", "algorithm1")
+    """As data_specs/study.py says."""
+    policies = ("plain", "fixed_7", "algorithm_1")
+    real = [run(policy, r, repeats=1, throughputs=[3.0]) for policy in policies for r in (1, 2, 4)]
+    closed = [run(p, r, 900.0, sps="h100", arrival=None) for p in policies for r in (1, 64, 2048)]
+    arriving = [
+        run(p, 2048, 700.0 * rate, sps="h100", arrival=rate) for p in policies for rate in (0.5, 1.25)
+    ]
+    own = [run("plain", 1, sps="this machine", arrival=None)]
     return {
-        "facts": {"target": "tiny", "answers": 12},
-        "real": [run(policy, r) for policy in policies for r in (1, 2, 4)],
-        "simulated": [run(policy, r, 900.0, sps="h100") for policy in policies for r in (1, 64, 2048)],
-        "prediction": [
-            {"policy": "fixed", "concurrency": 2, "real": 16.5, "simulated": 17.1, "error": 0.6 / 16.5}
-        ],
-        "fronts": {},
-        "checks": {"largest_error": 0.6 / 16.5, "within": True},
-    }
+        "facts": {"target": "tiny", "policies": list(policies), "sampler": {"temperature": 0.0}, "calibrated": True},
+        "real": real, "simulated": [*own, *closed, *arriving],
+        "prediction": [{"policy": "fixed_7", "concurrency": 2, "real": 16.5, "simulated": 17.1, "error": 0.6 / 16.5}],
+        "fronts": {
+            "measured": {
+                "points": {"plain": [[5.85, 23.4], [11.7, 11.7]]}, "sla": {"plain": {"10": 15.123, "80": None}},
+            },
+            "h100": {"points": {}, "sla": {"algorithm_1": {"10": 1234.56, "80": 987.6}}},
+        },
+        "checks": {"h100": {"algorithm_1": {
+            "against": ["fixed_7"], "shortfall": 0.0123, "limit": 0.02, "holds": True, "budgets": [[1, 6.1], [64, 0.1]],
+            "budget_falls": True,
+        }}},
+    }  # fmt: skip

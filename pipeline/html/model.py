@@ -26,7 +26,6 @@ class Cell:
     text: str
     aside: str = ""
     data: dict[str, str] = field(default_factory=dict)
-    warns: bool = False
 
 
 @dataclass(frozen=True)

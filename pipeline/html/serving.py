@@ -2,135 +2,211 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from data_specs.study import MACHINE, MEASURED
 from pipeline.html.model import Block, Cell, Drawing, Drawings, Heading, Note, Section, Table, plain, words
-from pipeline.html.svg import Point, Series, linear, plot, powers, swatch
+from pipeline.html.svg import Axis, Point, Series, linear, plot, powers, swatch
 
 TITLE = "Serving under load"
 METRICS = (  # column, metric, format
     ("tokens/s", "throughput", "{:,.1f}"),
     ("tokens/s/user p50", "speed_p50", "{:.1f}"),
     ("p95", "speed_p95", "{:.1f}"),
+    ("first token p95, s", "ttft_p95", "{:.2f}"),
     ("budget", "budget", "{:.2f}"),
     ("acceptance", "acceptance", "{:.1%}"),
     ("draft share", "draft_share", "{:.1%}"),
     ("verify share", "verify_share", "{:.1%}"),
     ("schedule share", "schedule_share", "{:.1%}"),
 )
-WORDS = (
-    "Tokens/s: of the whole system. Tokens/s/user: what a request sees after its first token; 95 % of them exceed p95. "
-    "Budget: tokens verified a request and step, the anchor included. Concurrency: requests served at a time."
+UNITS = {
+    "concurrency": "requests at a time",
+    "arrival": "requests arriving a second",
+    "speed_p50": "tokens/s/user, median",
+    "throughput": "tokens/s",
+    "budget": "tokens verified a request",
+}
+CLOSED = (  # title, across, up: paper, Fig. 7 and 8
+    ("Throughput against speed", "speed_p50", "throughput"),
+    ("Throughput by concurrency", "concurrency", "throughput"),
+    ("Verification budget by concurrency", "concurrency", "budget"),
 )
-Runs = Sequence[dict[str, Any]]
+OPEN = (
+    ("Speed by load", "arrival", "speed_p50"),
+    ("Throughput by load", "arrival", "throughput"),
+    ("Verification budget by load", "arrival", "budget"),
+)
+WORDS = (
+    "Tokens/s: of the whole system. Tokens/s/user: what a request sees after its first token; 95 % exceed p95. "
+    "Budget: tokens verified a request and step, the anchor included. Lines against speed are the fronts: what no "
+    "other point of the policy beats in both."
+)
+Runs = Sequence[tuple[int, dict[str, Any]]]  # each with its place in the JSON
+Fronts = dict[str, list[tuple[float, float]]]  # policy -> (speed, throughput)
 
 
 def serving(study: dict[str, Any] | None) -> Section:
-    """Fronts, throughput and budget of measured and simulated runs, and how well the simulation predicts."""
+    """Measured and simulated runs, how well the simulation predicts, and what was checked."""
     if not study:
         text = (
             "No serving study of this draft. experiment=serving_study makes one; stage=report then shows it."
         )
         return Section("serving", TITLE, [Note(text, absent=True)])
-    real, simulated = study.get("real", []), study.get("simulated", [])
-    policies = list(dict.fromkeys(run["policy"] for run in [*real, *simulated]))
-    blocks: list[Block] = [Note(WORDS)]
-    if real:
-        runs = list(enumerate(real))
-        blocks += [
-            Heading("Measured runs"),
-            _drawings(real, policies),
-            _table("Measured runs", "study/real", runs),
-        ]
-    for sps in dict.fromkeys(run.get("sps", "") for run in simulated):
-        runs = [(n, run) for n, run in enumerate(simulated) if run.get("sps", "") == sps]
-        name = f"Simulated with the costs {sps}" if sps else "Simulated"
-        blocks += [Heading(name), _drawings([run for _, run in runs], policies)]
-        blocks.append(_table(name, "study/simulated", runs))
-    return Section("serving", TITLE, [*blocks, *_prediction(study), *_checks(study)])
+    blocks: list[Block] = [
+        Note(WORDS),
+        *_system(study, MEASURED, "study/real", list(enumerate(study["real"]))),
+    ]
+    simulated = list(enumerate(study["simulated"]))
+    for sps in dict.fromkeys(run["sps"] for _, run in simulated if run["sps"] != MACHINE):
+        runs = [(n, run) for n, run in simulated if run["sps"] == sps]
+        blocks += _system(study, sps, "study/simulated", runs)
+    tables = (_service_levels(study), _prediction(study), _checks(study), _facts(study))
+    return Section("serving", TITLE, [*blocks, *(table for table in tables if table.rows)])
 
 
-def _drawings(runs: Runs, policies: Sequence[str]) -> Drawings:
-    """A point a run, joined by policy in the order of concurrency (paper, Fig. 7 and 8)."""
-    used = {run["policy"] for run in runs}
-    pairs = (
-        ("Throughput against speed", "speed_p50", "throughput"),
-        ("Throughput by concurrency", "concurrency", "throughput"),
-        ("Verification budget by concurrency", "concurrency", "budget"),
-    )
-    charts = [_chart(title, runs, policies, x, y) for title, x, y in pairs]
-    return Drawings(charts, [(swatch(style), p) for style, p in enumerate(policies) if p in used])
+def _system(study: dict[str, Any], name: str, path: str, runs: Runs) -> list[Block]:
+    """Drawings and table of one machine or SPS table: requests all at once, then arriving by themselves."""
+    title = "Measured" if name == MEASURED else f"Simulated with the costs of {name}"
+    policies = study["facts"]["policies"]
+    fronts = study["fronts"].get(name, {}).get("points", {})
+    closed = [(n, run) for n, run in runs if run.get("arrival") is None]
+    arriving = [(n, run) for n, run in runs if run.get("arrival") is not None]
+    blocks: list[Block] = []
+    for heading, part, charts, lines in (
+        (title, closed, CLOSED, fronts),
+        (f"{title}, Poisson arrivals", arriving, OPEN, {}),
+    ):
+        if part:
+            blocks += [
+                Heading(heading),
+                _drawings(part, policies, charts, lines),
+                _table(heading, path, part),
+            ]
+    return blocks
 
 
-def _chart(title: str, runs: Runs, policies: Sequence[str], x: str, y: str) -> Drawing:
-    lines = [_line(policy, style, runs, x, y) for style, policy in enumerate(policies)]
+def _drawings(
+    runs: Runs, policies: Sequence[str], charts: Sequence[tuple[str, str, str]], fronts: Fronts
+) -> Drawings:
+    """A colour a policy, the same in all drawings of the page."""
+    used = {run["policy"] for _, run in runs}
+    order = [*policies, *sorted(used - set(policies))]
+    drawn = [_chart(title, runs, order, x, y, fronts) for title, x, y in charts]
+    return Drawings(drawn, [(swatch(style), policy) for style, policy in enumerate(order) if policy in used])
+
+
+def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts: Fronts) -> Drawing:
+    """Runs joined along x; against speed they are loose points, and the fronts are the lines."""
+    lines = [_line(policy, style, runs, x, y) for style, policy in enumerate(order)]
+    if x == "speed_p50" and fronts:
+        loose = [Series(one.label, one.style, one.points, loose=True) for one in lines]
+        lines = [
+            Series(p, style, [Point(*at) for at in fronts[p]]) for style, p in enumerate(order) if p in fronts
+        ] + loose
     points = [point for one in lines for point in one.points]
-    labels = {
-        "speed_p50": "tokens/s/user, p50",
-        "throughput": "tokens/s",
-        "budget": "tokens verified a request",
-    }
-    if x == "concurrency" and points:
-        across = powers("concurrency", [p.x for p in points])
-    else:
-        across = linear(labels.get(x, x), [p.x for p in points])
-    return Drawing(
-        title,
-        plot(title, [one for one in lines if one.points], across, linear(labels[y], [p.y for p in points])),
-    )
+    up = linear(UNITS[y], [p.y for p in points])
+    return Drawing(title, plot(title, [one for one in lines if one.points], _across(x, points), up))
+
+
+def _across(x: str, points: Sequence[Point]) -> Axis:
+    values = [point.x for point in points]
+    return powers(UNITS[x], values) if x == "concurrency" and values else linear(UNITS[x], values)
 
 
 def _line(policy: str, style: int, runs: Runs, x: str, y: str) -> Series:
     points = []
-    for run in sorted((r for r in runs if r["policy"] == policy), key=lambda r: r["concurrency"]):
-        known = run["metrics"] | {"concurrency": run["concurrency"]}
+    for run in sorted(
+        (r for _, r in runs if r["policy"] == policy), key=lambda r: (r["concurrency"], r.get("arrival") or 0)
+    ):
+        known = run["metrics"] | {"concurrency": run["concurrency"], "arrival": run.get("arrival")}
         if known.get(x) is not None and known.get(y) is not None:
-            text = f"{policy}, {run['concurrency']} requests: {known[x]:.4g}, {known[y]:.4g}"
+            text = f"{policy}, {run['concurrency']} at a time: {known[x]:.4g} {UNITS[x]}, {known[y]:.4g} {UNITS[y]}"
             points.append(Point(known[x], known[y], text=text))
     return Series(policy, style, points)
 
 
-def _table(caption: str, path: str, runs: Iterable[tuple[int, dict[str, Any]]]) -> Table:
-    """One row a run; ``runs`` are numbered as the JSON at ``path`` has them."""
-    rows = []
+def _table(caption: str, path: str, runs: Runs) -> Table:
+    rows, arriving = [], any(run.get("arrival") is not None for _, run in runs)
     for n, run in runs:
         figures = [
             plain(f"{path}/{n}/metrics/{key}", run["metrics"].get(key), form) for _, key, form in METRICS
         ]
-        rows.append([words(run["policy"]), plain(f"{path}/{n}/concurrency", run["concurrency"]), *figures])
-    columns = ("policy", "concurrency", *(title for title, _, _ in METRICS))
+        load = [plain(f"{path}/{n}/concurrency", run["concurrency"])]
+        load += [plain(f"{path}/{n}/arrival", run["arrival"], "{:.3g}")] if arriving else []
+        rows.append([words(run["policy"]), *load, *figures])
+    columns = (
+        "policy",
+        "at a time",
+        *(["arrivals/s"] if arriving else []),
+        *(title for title, _, _ in METRICS),
+    )
     return Table(caption, columns, rows, folded=True)
 
 
-def _prediction(study: dict[str, Any]) -> list[Block]:
-    """Throughput as measured and as simulated at the same points."""
-    rows: list[list[Cell]] = []
-    forms = (("real", "{:,.1f}"), ("simulated", "{:,.1f}"), ("error", "{:+.1%}"))
-    for n, one in enumerate(study.get("prediction", [])):
-        path = f"study/prediction/{n}"
-        figures = [plain(f"{path}/{key}", one.get(key), form) for key, form in forms]
-        rows.append([words(one["policy"]), plain(f"{path}/concurrency", one["concurrency"]), *figures])
-    columns = ("policy", "concurrency", "measured tokens/s", "simulated", "error")
-    return [Table("The simulation against the measured runs", columns, rows)] if rows else []
+# --- tables over all systems ------------------------------------------------------------------------------
 
 
-def _checks(study: dict[str, Any]) -> list[Block]:
-    """What the study checked and was told, as it says it."""
-    tables: list[Block] = []
-    for key, caption in (("checks", "Checks of the study"), ("facts", "Setting of the study")):
-        rows = [
-            [words(name.replace("_", " ")), words(_text(value))] for name, value in study.get(key, {}).items()
+def _service_levels(study: dict[str, Any]) -> Table:
+    """Throughput where every user is to see a speed."""
+    found = {name: front.get("sla", {}) for name, front in study["fronts"].items()}
+    anchors = list(dict.fromkeys(a for each in found.values() for reached in each.values() for a in reached))
+    rows = [
+        [
+            words(name),
+            words(policy),
+            *(plain(f"study/fronts/{name}/sla/{policy}/{a}", reached[a], "{:,.1f}") for a in anchors),
         ]
-        if rows:
-            tables.append(Table(caption, ("", ""), rows, kind="facts"))
-    return tables
+        for name, each in found.items()
+        for policy, reached in each.items()
+    ]
+    columns = ("costs", "policy", *(f"at {anchor} tokens/s/user" for anchor in anchors))
+    return Table("Tokens/s that the system offers where every user sees a speed", columns, rows, names=2)
+
+
+def _prediction(study: dict[str, Any]) -> Table:
+    """Throughput as measured and as simulated at the same points."""
+    forms = (("real", "{:,.1f}"), ("simulated", "{:,.1f}"), ("error", "{:+.1%}"))
+    rows = []
+    for n, one in enumerate(study["prediction"]):
+        path = f"study/prediction/{n}"
+        figures = [plain(f"{path}/{key}", one[key], form) for key, form in forms]
+        rows.append([words(one["policy"]), plain(f"{path}/concurrency", one["concurrency"]), *figures])
+    columns = ("policy", "at a time", "measured tokens/s", "simulated", "error")
+    return Table("The simulation against the measured runs", columns, rows)
+
+
+def _checks(study: dict[str, Any]) -> Table:
+    """Whether a scheduler's front is anywhere below the best fixed one, and whether its budget falls with load."""
+    rows: list[list[Cell]] = []
+    for sps, policies in study["checks"].items():
+        for policy, found in policies.items():
+            path = f"study/checks/{sps}/{policy}"
+            figures = [plain(f"{path}/{key}", found[key], "{:.1%}") for key in ("shortfall", "limit")]
+            answers = [plain(f"{path}/{key}", found[key]) for key in ("holds", "budget_falls")]
+            rows.append([words(sps), words(policy), words(", ".join(found["against"])), *figures, *answers])
+    columns = (
+        "costs",
+        "policy",
+        "against",
+        "front lower by at most",
+        "allowed",
+        "holds",
+        "budget falls with load",
+    )
+    return Table("Fronts of the schedulers against the best fixed length", columns, rows, names=3)
+
+
+def _facts(study: dict[str, Any]) -> Table:
+    rows = [[words(name.replace("_", " ")), words(_text(value))] for name, value in study["facts"].items()]
+    return Table("Setting of the study", ("", ""), rows, kind="facts")
 
 
 def _text(value: Any) -> str | None:
     """A value of JSON as words."""
     if isinstance(value, dict):
-        return "; ".join(f"{name} {_text(one)}" for name, one in value.items())
+        return "; ".join(f"{name} {_text(one)}" for name, one in value.items() if one is not None)
     if isinstance(value, list):
         return ", ".join(str(_text(one)) for one in value)
     if isinstance(value, bool):

@@ -33,7 +33,7 @@ class Axis:
 
     def text(self, tick: float) -> str:
         """A tick as it is written: thousands as ``20k`` where the axis has many."""
-        return f"{tick / 1000:g}k" if self.ticks[-1] >= 10_000 else self.form.format(tick)
+        return f"{tick / 1000:g}k" if tick and self.ticks[-1] >= 10_000 else self.form.format(tick)
 
     def share(self, value: float) -> float:
         """Where ``value`` lies between the axis' ends, 0 to 1."""

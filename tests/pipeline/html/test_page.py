@@ -37,9 +37,11 @@ def test_the_whole_page_says_what_the_json_says():
         "zeta/accepted_length", "macro/speedup", "alpha/survival/2", "zeta/conditional/0", "zeta/same_answers",
         "benchmarks/zeta/counts/answers", "benchmarks/alpha/finish/length", "context/1/draft_ms",
         "calibration/after/1/ece", "calibration/temperatures/2", "sweep/9/rejected", "study/real/8/metrics/budget",
-        "study/simulated/0/metrics/throughput", "study/prediction/0/error",
+        "study/simulated/1/metrics/throughput", "study/simulated/10/arrival", "study/prediction/0/error",
+        "study/fronts/measured/sla/plain/10", "study/checks/h100/algorithm_1/shortfall",
     ):  # fmt: skip
         assert key in keys
+    assert "study/simulated/0/metrics/throughput" not in keys  # of this machine: the prediction has it
     assert page.numbers["", "zeta/accepted_length"] == {"value": 2.5, "low": 2.4, "high": 2.5 + 0.1 / 3}
 
 
@@ -50,7 +52,7 @@ def test_what_a_person_reads():
         "as the chat template has it",
         "Temperature 0 in float32: every answer is expected to equal the target's own. They all do.",
         "8 held-out prompts of chat, 1,234 rounds", "tiny_dspark:v2", "not in this store", "2026-11-30 03:19 UTC",
-        "torch 2.13.0", "Simulated with the costs h100", "+3.6 %",
+        "torch 2.13.0", "Simulated with the costs of h100, Poisson arrivals", "at 80 tokens/s/user", "+3.6 %",
     ):  # fmt: skip
         assert words in text
 
@@ -105,7 +107,7 @@ def test_hostile_names_are_text():
     summary = tiny_summary.full(draft=name, levels={name: 1.5, "alpha": 0.7})
     summary["calibration"]["data"] = name
     study = tiny_summary.study()
-    study["real"][0]["policy"] = study["facts"]["target"] = study["simulated"][0]["sps"] = name
+    study["real"][0]["policy"] = study["facts"]["target"] = study["simulated"][1]["sps"] = name
     for page in (
         read([evaluation(summary, name)], study),
         read([evaluation(summary, name), evaluation(summary, "b")]),
