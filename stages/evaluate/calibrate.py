@@ -141,6 +141,16 @@ def fitted(plan: Plan, rounds: pa.Table, drafts: int) -> Calibration:
 def keep(calibration: Calibration, folder: Path, plan: Plan) -> None:
     """Write ``calibration`` into the evaluation's ``folder`` and the draft's, where that can be written."""
     write_calibration(folder, calibration)
+    _keep_beside_the_draft(calibration, plan)
+
+
+def restore(plan: Plan, evaluation: Path, drafts: int) -> None:
+    """Put the calibration of a finished ``evaluation`` beside its draft, where there is none any more."""
+    if not (plan.folder / CALIBRATION).is_file():
+        _keep_beside_the_draft(read_calibration(evaluation, plan.draft, drafts), plan)
+
+
+def _keep_beside_the_draft(calibration: Calibration, plan: Plan) -> None:
     if (plan.folder / CALIBRATION).is_file():
         if read_calibration(plan.folder, plan.draft, len(calibration.temperatures)) == calibration:
             return
@@ -165,10 +175,8 @@ def summary(calibration: Calibration, rounds: pa.Table) -> dict[str, Any]:
     } | compare(observe(rounds, len(calibration.temperatures)), calibration.temperatures)
 
 
-def calibrated(speaker: Speaker, calibration: Calibration | None) -> Speaker:
-    """``speaker`` with the temperatures of ``calibration``; as it is without one."""
-    if calibration is None:
-        return speaker
+def calibrated(speaker: Speaker, calibration: Calibration) -> Speaker:
+    """``speaker`` with the temperatures of ``calibration``."""
     return CalibratedSpeaker(**vars(speaker), temperatures=tuple(calibration.temperatures))
 
 

@@ -94,6 +94,8 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
             return _evaluate(config, store, draft, job, prompts)
     if is_main():
         console.say(f"evaluation of {job.name} is already there: {found.reference} ({found.path})")
+        if job.calibration is not None:
+            calibrate.restore(job.calibration, found.path, read_json(found.path / SUMMARY)["positions"])
         show(found)
     return found
 

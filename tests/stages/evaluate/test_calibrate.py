@@ -196,9 +196,31 @@ def test_a_killed_calibration_goes_on_where_it_was(case, made, monkeypatch, caps
         "calibration/heldout-00002.parquet", "rounds/mt_bench-00000.parquet", "rounds/mt_bench-00001.parquet",
     ]  # fmt: skip
     assert "(calibration): 1 of 3 chunks are there already" in capsys.readouterr().out
-    assert calibration_in(draft)["temperatures"] == calibration_in(made[1].path)["temperatures"]
+    kept = calibration_in(draft)
+    assert kept["temperatures"] == calibration_in(made[1].path)["temperatures"]
+    (draft / CALIBRATION).unlink()
     run_evaluate(config, store, draft)
     assert "evaluation of half is already there" in capsys.readouterr().out and len(written) == 6
+    assert calibration_in(draft) == kept  # and it is beside the draft again
+
+
+def test_a_rank_that_comes_late_finds_the_others_work(made, monkeypatch):
+    """All was decoded and committed while it loaded its models: there is no folder to keep a calibration in."""
+    config, draft, evaluation = made
+    late = Store(config.artifacts)
+    looks = iter([None, None])
+    monkeypatch.setattr(late, "find", lambda *_: next(looks, evaluation))
+    load = run._speaker
+
+    def slow(*arguments):
+        speaker = load(*arguments)
+        (partial,) = evaluation.path.parent.glob(".partial-*")
+        shutil.rmtree(partial)
+        return speaker
+
+    monkeypatch.setattr(run, "_speaker", slow)
+    assert run_evaluate(config, late, draft).path == evaluation.path
+    assert not list(evaluation.path.parent.glob(".partial-*"))
 
 
 def test_a_reported_prompt_is_never_fitted_on(case, made, capsys):
