@@ -16,7 +16,7 @@ from typing import Any
 from data_specs.errors import UserError
 
 MANIFEST = "manifest.json"
-KINDS = ("answers", "cache", "draft", "evaluation", "comparison", "report", "export")
+KINDS = ("answers", "cache", "draft", "evaluation", "study", "comparison", "report", "export")
 
 
 class ManifestError(UserError):

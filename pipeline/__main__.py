@@ -56,6 +56,12 @@ def run_evaluate(config: schema.Config, store: Store, made: dict[str, Artifact])
     _keep(made, "evaluation", _call("stages.evaluate.run", "run_evaluate", config, store, draft))
 
 
+def run_study(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
+    """Draft -> study of serving under load."""
+    draft = _draft(config, store, made)
+    _keep(made, "study", _call("stages.evaluate.study", "run_study", config, store, draft))
+
+
 def run_compare(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
     """Target cache -> a draft and an evaluation of every variant -> comparison."""
     layout, cache = _layout(), _cache(config, store, made)
@@ -105,6 +111,7 @@ STEPS: dict[str, Callable[[schema.Config, Store, dict[str, Artifact]], None]] = 
     "cache": run_cache,
     "train": run_train,
     "evaluate": run_evaluate,
+    "study": run_study,
     "compare": run_compare,
     "report": run_report,
     "export": run_export,

@@ -240,6 +240,31 @@ class EvaluateConfig:
 
 
 @dataclass
+class StudyConfig:
+    """Policies under load, really served and simulated (stage=study). Prompts and sampler are those of ``evaluate``."""
+
+    # plain, fixed (the longest), fixed_N, threshold, algorithm_1, asynchronous
+    policies: list[str] = field(default_factory=list)
+    threshold: float = 0.5  # of the policy of this name, on each draft's confidence
+    calibrated: bool = True  # confidences by the draft's calibration.json, which stage=evaluate makes
+    max_new_tokens: int = 64  # of a request
+    concurrencies: list[int] = field(default_factory=list)  # requests at a time that are really served
+    requests_per_slot: int = 3  # requests of a point by its concurrency ...
+    least_requests: int = 8  # ... and at least
+    repeats: int = 1  # of every point, as far apart as can be: a machine's speed drifts
+    timing_tokens: int = 32  # of the longest request of the timings around each point
+    simulate: bool = True  # predict the points, and simulate ``sps``
+    sps: list[str] = field(default_factory=list)  # tables of data_specs/sps, or files
+    simulated_concurrencies: list[int] = field(default_factory=list)
+    simulated_requests_per_slot: int = 4
+    simulated_prefill_tokens: int = 8192  # prompt tokens a step
+    arrivals: list[float] = field(
+        default_factory=list
+    )  # Poisson loads, shares of what fixed drafts serve at most
+    sla: list[float] = field(default_factory=lambda: [20.0, 40.0, 80.0])  # tokens/s/user
+
+
+@dataclass
 class FigureConfig:
     """Accepted length against one key of the config, a line a drafter."""
 
@@ -270,7 +295,9 @@ class ExportConfig:
     name: str | None = None  # of the artifact; None: the draft's, and the format
     # Hub id (or, for GGUF files, folder) of the target; None: as the draft's manifest says
     target: str | None = None
-    converter: str | None = None  # llama.cpp's convert_hf_to_gguf.py: export=llama_cpp then writes GGUF files too
+    converter: str | None = (
+        None  # llama.cpp's convert_hf_to_gguf.py: export=llama_cpp then writes GGUF files too
+    )
     outtype: str = "auto"  # auto | f32 | bf16 | f16: numbers in the GGUF files
     repo: str | None = None  # Hub repository of export=hub, owner/name
     push: bool = False  # upload to it; without it nothing leaves this machine
@@ -301,6 +328,7 @@ class Config:
     deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+    study: StudyConfig = field(default_factory=StudyConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     artifacts: str = "artifacts"  # root folder of all artifacts
@@ -362,12 +390,14 @@ AT_LEAST = {
     "train.workers": 0, "train.heldout_samples": 0, "evaluate.max_new_tokens": 1,
     "evaluate.temperature": 0, "evaluate.bootstrap": 1,
     "evaluate.chunk_prompts": 1, "evaluate.calibration_prompts": 1,
+    "study.max_new_tokens": 2, "study.requests_per_slot": 1, "study.least_requests": 1, "study.repeats": 1,
+    "study.timing_tokens": 8, "study.simulated_requests_per_slot": 1, "study.simulated_prefill_tokens": 1,
 }  # fmt: skip
 # Keys of ``drafter`` in which an algorithm leaves no choice.
 FIXED: dict[str, dict[str, Any]] = {name: algorithm.fixed for name, algorithm in ALGORITHMS.items()}
 SHARES = (
     "data.heldout", "data.benchmark", "answers.top_p", "answers.min_p", "train.warmup", "train.min_lr",
-    "evaluate.top_p", "evaluate.threshold",
+    "evaluate.top_p", "evaluate.threshold", "study.threshold",
 )  # fmt: skip
 
 
@@ -451,6 +481,7 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
         *_contradictions_in_evaluation(config.evaluate),
         *(_contradictions_in_export(config.export) if "export" in config.stage.steps else []),
         *(_contradictions_in_comparison(config.compare) if "compare" in config.stage.steps else []),
+        *(_contradictions_in_study(config.study) if "study" in config.stage.steps else []),
     ]
 
 
@@ -575,6 +606,23 @@ def _contradictions_in_comparison(compare: CompareConfig) -> list[tuple[bool, st
     for key, drafters in names.items():
         message = f"{key}: expected some of compare.drafters={known}, got"
         found += [(name not in known, f"{message} {name}") for name in drafters]
+    return found
+
+
+def _contradictions_in_study(study: StudyConfig) -> list[tuple[bool, str]]:
+    asked: list[tuple[str, list[Any]]] = [
+        ("policies", study.policies),
+        ("concurrencies", study.concurrencies),
+    ]
+    if study.simulate and study.sps:
+        asked.append(("simulated_concurrencies", study.simulated_concurrencies))
+    found: list[tuple[bool, str]] = []
+    for name, values in asked:
+        found.append((not values, f"study.{name}: expected at least one (see conf/study), got none"))
+        found.append((len(set(values)) < len(values), f"study.{name}: expected each one once, got {values}"))
+    for name in ("concurrencies", "simulated_concurrencies", "sla", "arrivals"):
+        numbers = getattr(study, name)
+        found.append((min(numbers, default=1) <= 0, f"study.{name}: expected numbers above 0, got {numbers}"))
     return found
 
 

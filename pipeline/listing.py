@@ -8,7 +8,12 @@ from pipeline import console
 from pipeline.artifacts import Artifact, Store
 
 # What a person wants to know of each kind, out of the manifest's counts.
-SHOWN = ("variants", "evaluations", "prompts", "samples", "tokens", "supervised_tokens", "steps", "accepted_length")
+SHOWN = (
+    "variants", "evaluations", "points", "prompts", "samples", "tokens", "supervised_tokens", "steps",
+    "accepted_length",
+)  # fmt: skip
+# Kinds so that each comes after those that it may be made from.
+ORDER = ("answers", "cache", "draft", "evaluation", "study", "comparison", "export", "report")
 
 
 def show(store: Store) -> None:
@@ -35,8 +40,7 @@ def lineage(artifacts: list[Artifact]) -> Tree:
     """A tree in which every artifact stands below the one it was made from (a comparison: one of them)."""
     tree = Tree("lineage")
     nodes: dict[str, Tree] = {}
-    order = {"answers": 0, "cache": 1, "draft": 2, "evaluation": 3, "comparison": 4, "export": 5, "report": 9}
-    for artifact in sorted(artifacts, key=lambda a: order[a.manifest.kind]):
+    for artifact in sorted(artifacts, key=lambda a: ORDER.index(a.manifest.kind)):
         parent = next((nodes[p] for p in artifact.manifest.parents.values() if p in nodes), tree)
         nodes[artifact.manifest.fingerprint] = parent.add(f"{artifact.manifest.kind} {artifact.reference}")
     return tree

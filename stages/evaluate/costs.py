@@ -1,7 +1,7 @@
 """What a step of the engine costs: the seconds that a simulation adds up, and SPS(B) for the scheduler.
 
 A step of r requests verifies B tokens (an anchor a request and scheduled drafts) over ``context`` positions, the sum
-of those before the anchors. Costs come from a table of data_specs/sps.py, or from the steps of a calibration run.
+of those before the anchors. Costs come from a table (data_specs/sps.py) or from steps that were timed (step_timing.py).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class TableCosts:
         return self.verify(requests, tokens, scales=True) + self.position * context
 
 
-def from_table(table: SpsTable) -> TableCosts:
+def from_table(table: SpsTable, schedule: float | None = None) -> TableCosts:
     """Costs by ``table``: a prompt's tokens cost what verified ones do, a draft pass the same for any chain.
 
     The positions that the table was measured with count as in its points: only those beyond cost more.
@@ -138,15 +138,15 @@ def from_table(table: SpsTable) -> TableCosts:
     held = table.position_seconds * table.context
     passes = Curve.of((tokens, 1 / rate - held) for tokens, rate in table.points)
     return TableCosts(
-        Surface({1: passes}), Surface({1: Curve.of(table.draft)}), passes, table.position_seconds
+        Surface({1: passes}), Surface({1: Curve.of(table.draft)}), passes, table.position_seconds, schedule
     )
 
 
 def from_steps(steps: Sequence[Step], least: int = 3) -> TableCosts:
-    """Costs by the steps of a calibration run of the engine: medians by requests, tokens and drafts.
+    """Costs by steps of the engine (step_timing.py): medians by requests, tokens and drafts.
 
     Numbers of requests with fewer than ``least`` steps are left out, unless there are no others. Context is not told
-    apart: calibrate with prompts as long as those that will be served. Raises ``CostError`` without a step that
+    apart: time prompts as long as those that will be served. Raises ``CostError`` without a step that
     verified, or none that prefilled.
     """
     verified = [s for s in steps if s.requests]

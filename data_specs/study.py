@@ -1,0 +1,102 @@
+"""The study artifact: policies under load, really served and simulated.
+
+    steps/<unit>.parquet   every step of the engine in one unit of work, and of the timings around it
+    times/<unit>.parquet   every request of the unit; written last: a unit without it is not done
+    pool.parquet           recorded answers, position by position: what simulations replay
+    study.json  study.md  *.png      made from them by stages/evaluate/study_result.py and study_report.py
+
+A unit is ``c<concurrency>-<policy>-<repeat>``. ``part`` of a step says which run it belongs to: ``before`` and
+``after`` time the machine just before and after the ``point``. Seconds are since the run began.
+
+study.json:
+
+    facts        draft, target, sampler, prompts, max_new_tokens, device, dtype, calibrated, drafts (G), policies, seed
+    real         [{"policy", "concurrency", "repeats", "throughputs" (of each), "metrics" (means over them)}]
+    simulated    [{"sps", "policy", "concurrency", "arrival" (requests a second; null: all at once), "metrics"}];
+                 sps "this machine": with the costs timed just before and after each point, as the prediction has it
+    prediction   [{"policy", "concurrency", "real", "simulated", "error"}]: tokens a second, error = simulated/real - 1
+    fronts       {system: {"points": {policy: [[speed, throughput], ...]}, "sla": {policy: {anchor: throughput|null}}}};
+                 system "measured" or an SPS table's name; speed: tokens/s/user, the median
+    checks       {SPS table: {policy: {"against": [policies], "shortfall", "limit", "holds",
+                 "budgets": [[concurrency, tokens], ...], "budget_falls"}}}
+
+``metrics`` are those of stages/evaluate/load_metrics.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_specs.errors import UserError
+from data_specs.parquet import write_table
+
+SCHEMA_VERSION = 1
+STEPS, TIMES, POOL = "steps", "times", "pool.parquet"
+RESULT, MARKDOWN = "study.json", "study.md"
+BEFORE, POINT, AFTER = "before", "point", "after"
+MACHINE, MEASURED = "this machine", "measured"
+
+STEP_SCHEMA = pa.schema(
+    [
+        ("part", pa.string()),
+        ("began", pa.float64()),
+        ("requests", pa.int32()),
+        ("context", pa.int64()),
+        ("drafted", pa.int32()),
+        ("verified", pa.int32()),
+        ("accepted", pa.int32()),
+        ("emitted", pa.int32()),
+        ("prefilled", pa.int32()),
+        ("prefill_seconds", pa.float64()),
+        ("draft_seconds", pa.float64()),
+        ("schedule_seconds", pa.float64()),
+        ("verify_seconds", pa.float64()),
+    ]
+)
+TIME_SCHEMA = pa.schema(
+    [
+        ("number", pa.int32()),
+        ("tokens", pa.int32()),
+        ("arrival", pa.float64()),
+        ("admitted", pa.float64()),
+        ("first_token", pa.float64()),
+        ("finished", pa.float64()),
+    ]
+)
+POOL_SCHEMA = pa.schema(
+    [
+        ("answer", pa.int32()),  # index of the answer; its rows follow one another
+        ("prompt", pa.int32()),  # tokens of its prompt
+        ("limit", pa.int32()),  # tokens asked for at most
+        ("held", pa.int16()),  # leading drafts that hold; null in the only row of an answer of one token
+        (
+            "confidences",
+            pa.list_(pa.float64()),
+        ),  # of the G drafts made at this position, calibrated where ``facts`` says so
+    ]
+)
+
+
+class StudyError(UserError):
+    """A table of a study that is missing, damaged or of another schema; the message names the file."""
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> None:
+    """Write ``rows`` (keys as in ``schema``); ``path`` is whole or absent."""
+    write_table(path, pa.Table.from_pylist(list(rows), schema))
+
+
+def read_rows(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
+    """The rows of ``path``. Raises ``StudyError`` naming the file that is no Parquet file or has other columns."""
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise StudyError(f"{path}: expected a Parquet file of a study, got: {error}") from None
+    if not table.schema.equals(schema):
+        raise StudyError(f"{path}: expected the columns {schema.names}, got {table.schema.names}")
+    return table.to_pylist()

@@ -1,0 +1,237 @@
+"""What a study found, from what was recorded: measured figures, their prediction, simulations, fronts and checks. Pure.
+
+``result_of`` makes the contents of study.json; data_specs/study.py describes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from data_specs.sps import SpsTable
+from data_specs.study import MACHINE, MEASURED
+from pipeline.config import StudyConfig
+from stages.evaluate.costs import Costs, StepRates, from_steps, from_table
+from stages.evaluate.load_fronts import Point as FrontPoint
+from stages.evaluate.load_fronts import front, shortfall, sla
+from stages.evaluate.load_metrics import Metrics, metrics
+from stages.evaluate.simulation import Answer, Pool, cycle, poisson, simulate
+from stages.evaluate.study_points import SCHEDULED, Arm, Point, arms, request_count
+from stages.evaluate.study_server import Measured
+
+LIMIT = 0.02  # by so much a scheduler may lie below the best fixed length
+SCHEDULE_SECONDS = 100e-6  # of a policy a step, where nobody measured it (benchmarks/scheduler.py)
+LEAST_REQUESTS = 128  # of a simulated point: as many answers, whatever the concurrency
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Points as they were served, and the answers that simulations replay (none: nothing is simulated)."""
+
+    points: dict[Point, Measured]
+    answers: list[Answer]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was studied and with what. ``notes``: how each SPS table was made."""
+
+    draft: str
+    target: str
+    sampler: dict[str, Any]
+    benchmarks: list[str]
+    max_new_tokens: int
+    device: str
+    dtype: str
+    calibrated: bool
+    drafts: int
+    policies: list[str]
+    threshold: float
+    seed: int
+    notes: dict[str, str]
+
+
+def result_of(
+    recorded: Recorded,
+    study: StudyConfig,
+    facts: Facts,
+    chosen: Sequence[Arm],
+    tables: Sequence[SpsTable],
+    advance: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """The contents of study.json. ``advance`` is told of each SPS table that is done."""
+    real = [_real(group) for group in _grouped(recorded.points).values()]
+    prediction: list[dict[str, Any]] = []
+    simulated: list[dict[str, Any]] = []
+    if recorded.answers:
+        pool = Pool.of(recorded.answers)
+        predicted = [_predicted(group, pool, study, facts) for group in _grouped(recorded.points).values()]
+        prediction = [_compared(one, other) for one, other in zip(real, predicted, strict=True)]
+        simulated = [point for point in predicted]
+        for table in tables:
+            simulated += _simulated(pool, table, study, facts, chosen)
+            advance(table.name)
+    names = {table.name for table in tables if recorded.answers}
+    return {
+        "facts": asdict(facts) | {"prompts": len(recorded.answers)},
+        "real": real,
+        "simulated": simulated,
+        "prediction": prediction,
+        "fronts": {MEASURED: fronts(real, study.sla)}
+        | {name: fronts(_closed(simulated, name), study.sla) for name in sorted(names)},
+        "checks": {name: checks(_closed(simulated, name), facts.drafts) for name in sorted(names)},
+    }
+
+
+# --- measured, and predicted ------------------------------------------------------------------------------
+
+
+def _grouped(points: dict[Point, Measured]) -> dict[tuple[int, str], list[tuple[Point, Measured]]]:
+    """The repeats of each point together, by concurrency."""
+    found: dict[tuple[int, str], list[tuple[Point, Measured]]] = {}
+    for point, measured in points.items():
+        found.setdefault((point.concurrency, point.arm.name), []).append((point, measured))
+    return found
+
+
+def _real(repeats: Sequence[tuple[Point, Measured]]) -> dict[str, Any]:
+    return _entry(repeats[0][0], [metrics(measured.steps, measured.times) for _, measured in repeats])
+
+
+def _predicted(
+    repeats: Sequence[tuple[Point, Measured]], pool: Pool, study: StudyConfig, facts: Facts
+) -> dict[str, Any]:
+    """The same requests simulated with what steps cost just before and just after each repeat."""
+    found = []
+    for point, measured in repeats:
+        costs = from_steps(measured.before + measured.after)
+        policy = point.arm.policy(StepRates(from_steps(measured.before), facts.drafts))
+        load = cycle(pool, request_count(study, point.concurrency))
+        run = simulate(pool, load, costs, policy, point.concurrency, point.arm.drafts)
+        found.append(metrics(run.steps, run.times))
+    return {"sps": MACHINE, "arrival": None} | _entry(repeats[0][0], found)
+
+
+def _entry(point: Point, found: Sequence[Metrics]) -> dict[str, Any]:
+    return {
+        "policy": point.arm.name,
+        "concurrency": point.concurrency,
+        "repeats": len(found),
+        "throughputs": [one["throughput"] for one in found],
+        "metrics": {name: _mean(one[name] for one in found) for name in found[0]},
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _compared(real: dict[str, Any], simulated: dict[str, Any]) -> dict[str, Any]:
+    ours, theirs = simulated["metrics"]["throughput"], real["metrics"]["throughput"]
+    return {
+        "policy": real["policy"],
+        "concurrency": real["concurrency"],
+        "real": theirs,
+        "simulated": ours,
+        "error": ours / theirs - 1,
+    }
+
+
+# --- simulated machines -----------------------------------------------------------------------------------
+
+
+def _simulated(
+    pool: Pool, table: SpsTable, study: StudyConfig, facts: Facts, chosen: Sequence[Arm]
+) -> list[dict[str, Any]]:
+    """Every policy and fixed length at every concurrency, and the policies under Poisson arrivals."""
+    costs = from_table(table, SCHEDULE_SECONDS)
+    lengths = arms([f"fixed_{n}" for n in range(1, pool.drafts + 1)], pool.drafts, facts.threshold)
+    every = {arm.name: arm for arm in (*chosen, *lengths)}
+    found = []
+    for concurrency in study.simulated_concurrencies:
+        count = max(LEAST_REQUESTS, study.simulated_requests_per_slot * concurrency)
+        for arm in every.values():
+            found.append(_point(pool, costs, study, arm, concurrency, count, facts.seed, None))
+    most = max(study.simulated_concurrencies)
+    fixed = [e["metrics"]["throughput"] for e in found if e["policy"] in {arm.name for arm in lengths}]
+    for load in study.arrivals:
+        rate = load * max(fixed) / float(pool.lengths.mean())
+        for arm in chosen:
+            count = study.simulated_requests_per_slot * most
+            found.append(_point(pool, costs, study, arm, most, count, facts.seed, rate))
+    return [{"sps": table.name} | entry for entry in found]
+
+
+def _point(
+    pool: Pool,
+    costs: Costs,
+    study: StudyConfig,
+    arm: Arm,
+    slots: int,
+    count: int,
+    seed: int,
+    rate: float | None,
+) -> dict[str, Any]:
+    context = float(np.mean(pool.prompts + pool.lengths / 2))
+    load = cycle(pool, count, None if rate is None else poisson(rate, count, seed), seed)
+    policy = arm.policy(StepRates(costs, arm.drafts, context))
+    run = simulate(pool, load, costs, policy, slots, arm.drafts, study.simulated_prefill_tokens)
+    found = metrics(run.steps, run.times)
+    return {"policy": arm.name, "concurrency": slots, "arrival": rate, "metrics": found}
+
+
+def _closed(simulated: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The points of an SPS table at which all requests came at once."""
+    return [entry for entry in simulated if entry["sps"] == name and entry["arrival"] is None]
+
+
+# --- fronts and checks ------------------------------------------------------------------------------------
+
+
+def fronts(entries: Sequence[dict[str, Any]], anchors: Sequence[float]) -> dict[str, Any]:
+    """Front and SLA throughput of each policy, over its concurrencies."""
+    names = dict.fromkeys(entry["policy"] for entry in entries)
+    found = {name: front(_offers(entries, [name])) for name in names}
+    return {
+        "points": {name: [list(point) for point in points] for name, points in found.items()},
+        "sla": {name: sla(points, anchors) for name, points in found.items()},
+    }
+
+
+def _offers(entries: Sequence[dict[str, Any]], policies: Sequence[str]) -> list[FrontPoint]:
+    """(median speed, throughput while slots are refilled, or over all) of the points of ``policies``."""
+    told = [entry["metrics"] for entry in entries if entry["policy"] in policies]
+    return [(m["speed_p50"], m["steady"] or m["throughput"]) for m in told if m["speed_p50"] is not None]
+
+
+def checks(entries: Sequence[dict[str, Any]], drafts: int) -> dict[str, Any]:
+    """For each scheduler: how far its front lies below the best fixed length's, and whether its budget falls."""
+    lengths = [f"fixed_{n}" for n in range(1, drafts + 1)]
+    best = front(_offers(entries, lengths))
+    found = {}
+    for name in SCHEDULED:
+        own = [entry for entry in entries if entry["policy"] == name]
+        if not own:
+            continue
+        below = shortfall(front(_offers(own, [name])), best)
+        budgets = sorted((entry["concurrency"], entry["metrics"]["budget"]) for entry in own)
+        found[name] = {
+            "against": lengths,
+            "shortfall": below,
+            "limit": LIMIT,
+            "holds": below <= LIMIT,
+            "budgets": [list(pair) for pair in budgets],
+            "budget_falls": falls([budget for _, budget in budgets]),
+        }
+    return found
+
+
+def falls(values: Sequence[float], slack: float = 0.02) -> bool:
+    """Whether ``values`` end below where they began, and never rise by more than ``slack`` of themselves."""
+    steady = all(later <= (1 + slack) * sooner for sooner, later in zip(values, values[1:], strict=False))
+    return steady and (len(values) < 2 or values[-1] < values[0])
