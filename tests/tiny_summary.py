@@ -103,7 +103,10 @@ def study():
     ]
     own = [run("plain", 1, sps="this machine", arrival=None)]
     return {
-        "facts": {"target": "tiny", "policies": list(policies), "sampler": {"temperature": 0.0}, "calibrated": True},
+        "facts": {
+            "draft": "tiny_dspark", "target": "tiny", "policies": list(policies), "sampler": {"temperature": 0.0},
+            "calibrated": True,
+        },
         "real": real, "simulated": [*own, *closed, *arriving],
         "prediction": [{"policy": "fixed_7", "concurrency": 2, "real": 16.5, "simulated": 17.1, "error": 0.6 / 16.5}],
         "fronts": {

@@ -40,7 +40,8 @@ class Page:
 def write_html(folder: Path, evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> Path:
     """Write ``report.html`` into ``folder`` and return its path.
 
-    ``study`` is what study.json holds. Raises ``ReportError`` where several evaluations share no benchmark.
+    ``study`` is what study.json holds; it may stand alone, without an evaluation. Raises ``ReportError`` where several
+    evaluations share no benchmark.
     """
     path = folder / PAGE
     path.write_text(render(evaluations, study), encoding="utf-8")
@@ -49,13 +50,25 @@ def write_html(folder: Path, evaluations: Sequence[Evaluation], study: dict[str,
 
 def render(evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> str:
     """The page's text; see ``write_html``."""
-    page = one_page(evaluations[0], study) if len(evaluations) == 1 else comparison_page(evaluations, study)
+    page = _page(evaluations, study)
     environment = Environment(
         loader=PackageLoader("pipeline.html", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(page=page, style=Markup(style))
+
+
+def _page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:
+    if len(evaluations) == 1:
+        return one_page(evaluations[0], study)
+    return comparison_page(evaluations, study) if evaluations else study_page(study or {})
+
+
+def study_page(study: dict[str, Any]) -> Page:
+    """A serving study whose draft was not evaluated by itself."""
+    facts = study["facts"]
+    return Page(f"{facts['draft']} on {facts['target']}", serving.TITLE, [], [serving.serving(study)])
 
 
 def one_page(one: Evaluation, study: dict[str, Any] | None) -> Page:

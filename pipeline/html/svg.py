@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -20,6 +20,8 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 40  # margins
 COLOURS, SHAPES = 6, 4  # classes c0 ... c5 of style.css; circle, square, diamond, triangle
 ROW = 36  # height of a row of bars with its name
 LABEL, LINE = 19, 15  # heights of a name, and of an interval below it
+
+Scale = Callable[[float], float]  # a value -> its place in the drawing
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ def linear(label: str, values: Iterable[float], form: str = "{:g}", least: float
 def powers(label: str, values: Sequence[float]) -> Axis:
     """A logarithmic axis whose ticks are ``values`` themselves, at most eight of them."""
     ticks = sorted(set(values))
-    kept = ticks[:: math.ceil(len(ticks) / 8)]
-    return Axis(label, kept if kept[-1] == ticks[-1] else [*kept, ticks[-1]], log=True)
+    kept = ticks[:: -math.ceil(len(ticks) / 7)][::-1]
+    return Axis(label, kept if kept[0] == ticks[0] else [ticks[0], *kept], log=True)
 
 
 def shares(label: str) -> Axis:
@@ -209,7 +211,7 @@ def _text(x: float, y: float, text: str, classes: str, transform: str = "") -> s
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{classes}"{moved}>{escape(text)}</text>'
 
 
-def _vertical_grid(y: Axis, left: float, right: float, up: Any) -> str:
+def _vertical_grid(y: Axis, left: float, right: float, up: Scale) -> str:
     return "".join(
         f'<path class="grid" d="M{left} {up(tick):.1f}H{right}"/>'
         + _text(left - 6, up(tick) + 4, y.text(tick), "end")
@@ -217,11 +219,11 @@ def _vertical_grid(y: Axis, left: float, right: float, up: Any) -> str:
     )
 
 
-def _horizontal_ticks(x: Axis, bottom: float, across: Any) -> str:
+def _horizontal_ticks(x: Axis, bottom: float, across: Scale) -> str:
     return "".join(_text(across(t), bottom + 15, x.text(t), "middle") for t in x.ticks)
 
 
-def _band(one: Series, across: Any, up: Any) -> str:
+def _band(one: Series, across: Scale, up: Scale) -> str:
     """The intervals of neighbouring points as one area."""
     ranged = [(p.x, p.low, p.high) for p in one.points if p.low is not None and p.high is not None]
     if len(ranged) < 2 or one.loose:
@@ -231,7 +233,7 @@ def _band(one: Series, across: Any, up: Any) -> str:
     return f'<polygon class="band c{one.style % COLOURS}" points="{there} {back}"/>'
 
 
-def _whisker(figure: dict[str, Any], style: int, y: float, text: str, across: Any) -> str:
+def _whisker(figure: dict[str, Any], style: int, y: float, text: str, across: Scale) -> str:
     """A value with its interval on a horizontal line; nothing where there is no value."""
     if figure["value"] is None:
         return ""
@@ -240,14 +242,14 @@ def _whisker(figure: dict[str, Any], style: int, y: float, text: str, across: An
     return path + _mark(style, across(figure["value"]), y, 4.2, text)
 
 
-def _line(one: Series, across: Any, up: Any) -> str:
+def _line(one: Series, across: Scale, up: Scale) -> str:
     if one.loose or len(one.points) < 2:
         return ""
     points = " ".join(f"{across(p.x):.1f},{up(p.y):.1f}" for p in one.points)
     return f'<polyline class="line c{one.style % COLOURS}" points="{points}"/>'
 
 
-def _marks(one: Series, across: Any, up: Any) -> str:
+def _marks(one: Series, across: Scale, up: Scale) -> str:
     return "".join(_mark(one.style, across(p.x), up(p.y), p.size, p.text) for p in one.points)
 
 

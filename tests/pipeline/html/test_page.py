@@ -116,6 +116,14 @@ def test_hostile_names_are_text():
         assert {tag for tag, _ in page.tags} & {"script", "img", "iframe", "object"} == set()
 
 
+def test_a_study_may_stand_alone():
+    study = tiny_summary.study()
+    page = read([], study)
+    assert html_page.wrong_numbers(page, {}, study) == []
+    assert "tiny_dspark on tiny Serving under load" in page.text
+    assert ("", "study/real/0/metrics/throughput") in page.numbers
+
+
 def test_two_evaluations_stand_side_by_side():
     summaries = {
         "a:v0": tiny_summary.full(),
