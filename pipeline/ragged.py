@@ -88,7 +88,7 @@ class SlotCache:
         return keys, values
 
     def _empty(self, like: Tensor) -> Tensor:
-        return like.new_empty(self.slots, like.shape[0], self.capacity, like.shape[-1])
+        return like.new_zeros(self.slots, like.shape[0], self.capacity, like.shape[-1])
 
 
 class RaggedTarget:
