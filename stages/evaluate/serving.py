@@ -193,34 +193,17 @@ class Engine:
     @torch.inference_mode()
     def _decode(self, live: list[_Live]) -> _Done:
         """One round of each request."""
-        slots = [one.slot for one in live]
-        context = [self.ragged.lengths[slot] for slot in slots]
+        context = [self.ragged.lengths[one.slot] for one in live]
         anchors = torch.tensor([one.anchor for one in live], device=self.target.device)
         room = np.array([min(self.drafts, one.room) for one in live])
         made = self._propose(live, anchors, int(room.max()))
         draft_seconds = self._lap()
         lengths = self._schedule(made, room)
         schedule_seconds = self._lap()
-        chosen = _first(made.tokens, lengths)  # bool [R, n]
-        rows = torch.cat([torch.ones_like(anchors, dtype=torch.bool)[:, None], chosen], 1)
-        ids = torch.cat([anchors[:, None], made.tokens], 1)[rows]  # [T]
-        states = self.ragged.run(slots, (lengths + 1).tolist(), ids)
-        probabilities = None if made.probabilities is None else made.probabilities[chosen]
-        accepted, following = accept_all(
-            made.tokens[chosen], lengths.tolist(), probabilities, self.target.logits(states.last_hidden),
-            self.sampler, self.generator,
-        )  # fmt: skip
-        for slot, before, held in zip(slots, context, accepted, strict=True):
-            self.ragged.keep(slot, before + 1 + held)
+        verified = self._verify(live, anchors, made, lengths)
         verify_seconds = self._lap()
-        tokens = self._record(live, context, made, lengths, accepted, following)
-        going = [not self._ended(one) for one in live]
-        kept = np.where(going, np.array(accepted) + 1, 0)
-        held = _first(rows, kept)[rows]  # bool [T]: what the draft takes in
-        self._observe(
-            [one for one, goes in zip(live, going, strict=True) if goes], kept[kept > 0].tolist(), ids[held],
-            States(states.hidden[held], states.last_hidden[held]),
-        )  # fmt: skip
+        emitted = self._record(live, context, made, lengths, verified)
+        self._take_in(live, verified)
         draft_seconds += self._lap()
         for one in live:  # what the step took, shared
             one.rounds[-1] = replace(
@@ -229,9 +212,38 @@ class Engine:
                 verify_seconds=verify_seconds / len(live),
             )
         return _Done(
-            sum(context), made.tokens.numel(), len(ids), sum(one.rounds[-1].accepted for one in live), tokens,
-            draft_seconds, schedule_seconds, verify_seconds,
+            sum(context), made.tokens.numel(), len(verified.ids), sum(one.rounds[-1].accepted for one in live),
+            emitted, draft_seconds, schedule_seconds, verify_seconds,
         )  # fmt: skip
+
+    def _verify(self, live: list[_Live], anchors: Tensor, made: Proposals, lengths: Array) -> _Verified:
+        """Run the target over the anchors and the first ``lengths`` [R] drafts of each chain, keep what holds."""
+        chosen = _first(made.tokens, lengths)  # bool [R, n]
+        rows = torch.cat([torch.ones_like(anchors, dtype=torch.bool)[:, None], chosen], 1)
+        ids = torch.cat([anchors[:, None], made.tokens], 1)[rows]  # [T]
+        slots = [one.slot for one in live]
+        before = [self.ragged.lengths[slot] for slot in slots]
+        states = self.ragged.run(slots, (lengths + 1).tolist(), ids)
+        probabilities = None if made.probabilities is None else made.probabilities[chosen]
+        logits = self.target.logits(states.last_hidden)
+        accepted, following = accept_all(
+            made.tokens[chosen], lengths.tolist(), probabilities, logits, self.sampler, self.generator
+        )
+        for slot, length, held in zip(slots, before, accepted, strict=True):
+            self.ragged.keep(slot, length + 1 + held)
+        return _Verified(rows, ids, states, accepted, following)
+
+    def _take_in(self, live: list[_Live], verified: _Verified) -> None:
+        """Let the draft observe what was kept of those that go on."""
+        going = [not self._ended(one) for one in live]
+        kept = np.where(going, np.array(verified.accepted) + 1, 0)
+        taken = _first(verified.rows, kept)[verified.rows]  # bool [T]
+        self._observe(
+            [one for one, goes in zip(live, going, strict=True) if goes],
+            kept[kept > 0].tolist(),
+            verified.ids[taken],
+            States(verified.states.hidden[taken], verified.states.last_hidden[taken]),
+        )
 
     def _propose(self, live: list[_Live], anchors: Tensor, limit: int) -> Proposals:
         if self.draft is None or limit < 1:
@@ -261,19 +273,19 @@ class Engine:
             )
 
     def _record(
-        self, live: list[_Live], context: list[int], made: Proposals, lengths: Array, accepted: list[int],
-        following: list[int],
-    ) -> int:  # fmt: skip
+        self, live: list[_Live], context: list[int], made: Proposals, lengths: Array, verified: _Verified
+    ) -> int:
         """Append a round to each request, its times still unknown; how many tokens were emitted."""
         chains = made.tokens.tolist()
         confidences = None if made.confidences is None else made.confidences.tolist()
         total = 0
         for r, one in enumerate(live):
             n = int(lengths[r])
-            tokens, held, proposed = cut_at_end(chains[r][:n], accepted[r], following[r], self.target.eos)
+            anchor = verified.following[r]
+            tokens, held, proposed = cut_at_end(chains[r][:n], verified.accepted[r], anchor, self.target.eos)
             own = None if confidences is None else confidences[r][:n]
             one.rounds.append(Round(context[r], n, proposed, held, tokens, own, 0.0, 0.0))
-            one.anchor = following[r]
+            one.anchor = anchor
             one.answer += tokens
             total += len(tokens)
         return total
@@ -305,6 +317,17 @@ class Engine:
     def _lap(self) -> float:
         before, self._mark = self._mark, self._now()
         return self._mark - before
+
+
+@dataclass(frozen=True)
+class _Verified:
+    """A verification pass of T tokens; ``rows`` bool [R, 1+n] are those of each request's anchor and chain."""
+
+    rows: Tensor
+    ids: Tensor  # int64 [T]
+    states: States  # [T, ..]
+    accepted: list[int]
+    following: list[int]  # the token after what was accepted
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pipeline.sampling import Sampler, SamplerError, accept
+from pipeline.sampling import Sampler, SamplerError, accept, accept_all
 
 LOGITS = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1]))
 
@@ -177,3 +177,19 @@ def test_acceptance_probability_is_the_overlap():
         for _ in range(4000)
     )
     assert abs(accepted / 4000 - 0.5) < 4 * math.sqrt(0.25 / 4000)
+
+
+@pytest.mark.parametrize("sampler", [Sampler(0.0), Sampler(1.0)])
+def test_chains_are_accepted_together_as_each_alone(sampler):
+    """Chains of 2, 0 and 3 drafts; sampled, the target puts all its mass on one token, so that no draw matters."""
+    modes = [1, 2, 0, 3, 2, 1, 0, 3]  # of the 3 + 1 + 4 rows
+    logits = torch.full((8, 4), -1e9).scatter(1, torch.tensor(modes)[:, None], 0.0)
+    tokens = torch.tensor([1, 3, 2, 1, 3])
+    draft = torch.full((5, 4), 0.25)
+    assert accept_all(tokens, [2, 0, 3], draft, logits, sampler, generator()) == ([1, 0, 2], [2, 3, 0])
+    alone = [
+        (tokens[:2], draft[:2], logits[:3]),
+        (tokens[:0], draft[:0], logits[3:4]),
+        (tokens[2:], draft[2:], logits[4:]),
+    ]
+    assert [accept(*part, sampler, generator()) for part in alone] == [(1, 2), (0, 3), (2, 0)]

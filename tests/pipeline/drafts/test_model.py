@@ -158,6 +158,34 @@ def test_drafting_leaves_the_state_as_it_was(kind: str) -> None:
     assert nothing.tokens.shape == (0,) and nothing.probabilities.shape == (0, 272)
 
 
+@each_kind
+@torch.no_grad()
+def test_sequences_are_drafted_together_as_each_alone(kind: str) -> None:
+    """Contexts of 9 and 21 positions, taken in together and in two pieces."""
+    draft = make(kind).eval()
+    batch, _ = uneven_batch(draft)
+    rows, lengths, together = (1, 0), (9, 21), [draft.start(), draft.start()]
+    for first, last in (((0, 0), (4, 1)), ((4, 1), lengths)):
+        spans = list(zip(rows, first, last, strict=True))
+        parts = [
+            torch.cat([x[r, a:b] for r, a, b in spans])
+            for x in (batch.input_ids, batch.hidden, batch.last_hidden)
+        ]
+        draft.observe_all(together, [b - a for _, a, b in spans], *parts)
+    made = draft.propose_all(together, torch.tensor([7, 5]), Sampler(0.0))
+    assert made.tokens.shape == (2, draft.max_drafts)
+    for i, anchor in enumerate((7, 5)):
+        state, whole = draft.start(), slice(lengths[i])
+        draft.observe(state, *(x[rows[i], whole] for x in (batch.input_ids, batch.hidden, batch.last_hidden)))
+        alone = draft.propose(state, anchor, Sampler(0.0))
+        assert torch.equal(made.tokens[i], alone.tokens)
+        if alone.confidences is not None:
+            assert torch.allclose(made.confidences[i], alone.confidences, atol=1e-5)
+    sampled = draft.propose_all(together, torch.tensor([7, 5]), Sampler(1.0), limit=2)
+    assert sampled.probabilities.shape == (2, 2, 272)
+    assert torch.allclose(sampled.probabilities.sum(-1), torch.ones(2, 2))
+
+
 @torch.no_grad()
 def test_a_threshold_cuts_the_chain() -> None:
     draft = tiny.draft().eval()
