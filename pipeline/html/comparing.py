@@ -95,7 +95,9 @@ def positions(evaluations: Sequence[Evaluation]) -> Section:
             rows = [[words(label), *figures(path, key, m, longest, label)] for label, m in lines]
             charts.append(Drawing(name, curves(name, key, formula, lines, longest)))
             tables.append(Table(name, columns("evaluation", longest), rows, folded=True))
-    return Section("positions", "Acceptance by position", [Drawings(charts, _legend(evaluations)), *tables])
+    return Section(
+        "positions", "Acceptance by position", [Drawings(charts, _legend(evaluations), "pairs"), *tables]
+    )
 
 
 def costs(evaluations: Sequence[Evaluation]) -> Section:

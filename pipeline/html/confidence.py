@@ -28,16 +28,18 @@ def calibration(evaluation: Evaluation) -> Section:
         text = "Not calibrated. evaluate.calibrate=true fits the confidences of a draft that has them."
         return Section("calibration", CALIBRATION, [Note(text, absent=True)])
     fitted = Note(
-        f"Temperatures fitted on {found['prompts']:,} held-out prompts of {found['data']}, {found['rounds']:,} "
-        "rounds; none of them is reported on. A prediction is the product of the confidences up to the position. ECE: "
-        "expected calibration error over 20 bins."
+        f"Temperatures fitted on {found['rounds']:,} rounds of {found['prompts']:,} held-out prompts of "
+        f"{found['data']}; judged here on the rounds of the benchmarks. A prediction is the product of the confidences up to its "
+        "position. ECE: expected calibration error over 20 bins."
     )
     drawn = Note(
         "Observed share of accepted against predicted, by bins; larger signs hold more rounds. The diagonal is exact."
     )
     positions = [k for k, quality in enumerate(found["before"]) if quality["rounds"]]
     charts = Drawings(
-        [_reliability(k, found) for k in positions], [(swatch(1), "before"), (swatch(0), "after")], small=True
+        [_reliability(k, found) for k in positions],
+        [(swatch(1), "before"), (swatch(0), "after")],
+        layout="small",
     )
     return Section("calibration", CALIBRATION, [fitted, _quality_table(found), drawn, charts])
 
@@ -78,7 +80,7 @@ def _bins(label: str, style: int, quality: dict[str, Any]) -> Series:
         if count and x is not None and y is not None:
             text = f"{label}: {x:.3f} predicted, {y:.3f} observed, {count} rounds"
             points.append(Point(x, y, size=1.5 + 2.5 * (count / most) ** 0.5, text=text))
-    return Series(label, style, points)
+    return Series(label, style, points, loose=True)  # a line would jump between bins of a few rounds
 
 
 def sweep(evaluation: Evaluation) -> Section:
@@ -99,8 +101,12 @@ def sweep(evaluation: Evaluation) -> Section:
         ),
     ]
     legend = [(swatch(style), one.label) for style, one in enumerate(drafts)]
+    scale = (
+        "calibrated confidences" if evaluation.summary.get("calibration") else "the confidences as they are"
+    )
     note = Note(
-        "Answers that a threshold leaves as they were are counted from the record; the others were decoded anew."
+        f"Thresholds on {scale}. Answers that a threshold leaves as they were are counted from the record; the others "
+        "were decoded anew."
     )
     return Section("sweep", SWEEP, [Drawings(charts, legend), _sweep_table(found), note])
 

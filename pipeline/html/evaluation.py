@@ -86,9 +86,9 @@ def facts(evaluation: Evaluation) -> dict[str, str]:
     keys = [*(k for k in FACTS if k in found), *(k for k in found if k not in FACTS and k != "prompts")]
     told = {FACTS.get(key, key.replace("_", " ").capitalize()): _fact(key, found[key]) for key in keys}
     return told | {
-        "Prompts": ", ".join(f"{name} {count}" for name, count in found["prompts"].items()),
+        "Prompts": ", ".join(f"{name} {found['prompts'][name]}" for name in evaluation.summary["order"]),
         "Made": moment(evaluation.created) or DASH,
-        "Packages": ", ".join(f"{name} {version}" for name, version in evaluation.packages.items()),
+        "Packages": ", ".join(f"{name} {version}" for name, version in sorted(evaluation.packages.items())),
         "Revision of draftline": (evaluation.revision or "unknown")[:12],
     }
 

@@ -55,7 +55,7 @@ class Drawings:
 
     charts: Sequence[Drawing]
     legend: Sequence[tuple[Markup, str]] = ()
-    small: bool = False
+    layout: str = ""  # of style.css: small (many in a row), pairs (two in a row)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def test_what_a_person_reads():
         "tiny_dspark on tiny", "2.50 [2.40, 2.53]", "50.0 % [40.0, 53.3]", "32,768 and more",
         "as the chat template has it",
         "Temperature 0 in float32: every answer is expected to equal the target's own. They all do.",
-        "8 held-out prompts of chat, 1,234 rounds", "tiny_dspark:v2", "not in this store", "2026-11-30 03:19 UTC",
+        "1,234 rounds of 8 held-out prompts of chat", "tiny_dspark:v2", "not in this store", "2026-11-30 03:19 UTC",
         "torch 2.13.0", "Simulated with the costs of h100, Poisson arrivals", "at 80 tokens/s/user", "+3.6 %",
     ):  # fmt: skip
         assert words in text
