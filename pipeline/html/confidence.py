@@ -29,8 +29,8 @@ def calibration(evaluation: Evaluation) -> Section:
         return Section("calibration", CALIBRATION, [Note(text, absent=True)])
     fitted = Note(
         f"Temperatures fitted on {found['rounds']:,} rounds of {found['prompts']:,} held-out prompts of "
-        f"{found['data']}; judged here on the rounds of the benchmarks. A prediction is the product of the confidences up to its "
-        "position. ECE: expected calibration error over 20 bins."
+        f"{found['data']}; judged here on the rounds of the benchmarks. A prediction is the product of the confidences "
+        "up to its position. ECE: expected calibration error over 20 bins."
     )
     drawn = Note(
         "Observed share of accepted against predicted, by bins; larger signs hold more rounds. The diagonal is exact."

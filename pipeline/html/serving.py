@@ -41,8 +41,8 @@ OPEN = (
 )
 WORDS = (
     "Tokens/s: of the whole system. Tokens/s/user: what a request sees after its first token; 95 % exceed p95. "
-    "Budget: tokens verified a request and step, the anchor included. Against speed, tokens/s are those while slots are "
-    "refilled, and lines are the fronts: what no other point of the policy beats in both."
+    "Budget: tokens verified a request and step, the anchor included. Against speed, tokens/s are those while slots "
+    "are refilled, and lines are the fronts: what no other point of the policy beats in both."
 )
 Runs = Sequence[tuple[int, dict[str, Any]]]  # each with its place in the JSON
 Fronts = dict[str, list[tuple[float, float]]]  # policy -> (speed, throughput)
