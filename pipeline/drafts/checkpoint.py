@@ -97,15 +97,13 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _check_taps(path: Path, values: dict[str, Any], needed: bool) -> None:
-    """The taps are different layers of the target (as far as the config says how many it has)."""
-    taps, layers = values["target_layer_ids"], values.get("num_target_layers")
+    """The taps are different layers."""
+    taps = values["target_layer_ids"]
     if needed and not taps:
         raise CheckpointError(f"{path}: field target_layer_ids: expected at least one layer, got {taps}")
-    wrong = [t for t in taps if not isinstance(t, int) or t < -1 or (layers is not None and t >= layers)]
-    if wrong or len(set(taps)) < len(taps):
+    if len(set(taps)) < len(taps) or not all(isinstance(tap, int) and tap >= -1 for tap in taps):
         raise CheckpointError(
-            f"{path}: field target_layer_ids: expected different layers from -1 to "
-            f"{'the last' if layers is None else layers - 1}, got {taps}"
+            f"{path}: field target_layer_ids: expected different layers from -1 on, got {taps}"
         )
 
 
@@ -143,6 +141,11 @@ def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     Embedding and head may be absent (a reduced head may not: the target's has other rows).
     """
     config, tensors = read_config(folder), read_tensors(folder)
+    layers = getattr(config, "num_target_layers", None)
+    if layers is not None and max(config.target_layer_ids, default=-1) >= layers:
+        raise CheckpointError(
+            f"{folder / CONFIG}: field target_layer_ids: expected layers below {layers}, got {config.target_layer_ids}"
+        )
     with torch.device("meta"):
         draft = make(config)
     expected = {name: tuple(value.shape) for name, value in draft.state_dict().items()}

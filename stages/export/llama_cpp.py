@@ -7,7 +7,7 @@ draft is rejected, silently.
 from __future__ import annotations
 
 import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_specs.export import DRAFT_GGUF, TARGET_GGUF
@@ -15,7 +15,6 @@ from stages.export.capabilities import ExportError
 from stages.export.layouts import STATES, block_layout, eagle3_layout
 from stages.export.source import Facts, Layout, Source
 
-OUTTYPES = ("auto", "f32", "bf16", "f16")
 LAST_LINES = 12
 
 
@@ -39,29 +38,44 @@ def serve(facts: Facts, target: str, folder: str) -> list[str]:
     return [*made, f"llama-server -m {whole} -md {draft} {options}"]
 
 
-def convert(converter: Path, folder: Path, target: Path, outtype: str) -> None:
-    """Write draft.gguf (of the draft in ``folder``) and target.gguf (of ``target``) into ``folder``.
+@dataclass(frozen=True)
+class Converter:
+    """llama.cpp's convert_hf_to_gguf.py, the interpreter that runs it, and the type of the numbers it writes."""
+
+    script: Path
+    python: str
+    outtype: str
+
+
+def convert(converter: Converter, folder: Path, name: str, target: Path) -> None:
+    """Write draft.gguf (of the draft ``name`` in ``folder``) and target.gguf (of ``target``) into ``folder``.
 
     Raises ``ExportError`` with the converter's last lines where it fails, or where there is none.
     """
-    if not converter.is_file():
+    if not converter.script.is_file():
         raise ExportError(
-            f"export.converter={converter}: expected llama.cpp's convert_hf_to_gguf.py, found no such file"
+            f"export.converter={converter.script}: expected llama.cpp's convert_hf_to_gguf.py, found no such file"
         )
-    shared = ["--outtype", outtype]
-    _run(converter, [str(folder), "--target-model-dir", str(target), *shared], folder / DRAFT_GGUF)
-    _run(converter, [str(target), *shared], folder / TARGET_GGUF)
+    # Without a name the file would be called after the working folder.
+    own = [str(folder), "--target-model-dir", str(target), "--model-name", name]
+    _run(converter, own, folder / DRAFT_GGUF)
+    _run(converter, [str(target)], folder / TARGET_GGUF)
 
 
-def _run(converter: Path, arguments: list[str], output: Path) -> None:
+def _run(converter: Converter, arguments: list[str], output: Path) -> None:
     """One run of the converter; its file appears under its name only when it is whole."""
     partial = output.with_name(f".{output.name}.tmp")
-    command = [sys.executable, str(converter), *arguments, "--outfile", str(partial)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [converter.python, str(converter.script), *arguments, "--outtype", converter.outtype]
+    try:
+        done = subprocess.run(
+            [*command, "--outfile", str(partial)], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise ExportError(f"export.python={converter.python}: {error.strerror}") from error
     if done.returncode != 0 or not partial.is_file():
         said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-LAST_LINES:])
         raise ExportError(
-            f"export.converter={converter}: {output.name}: it ended with {done.returncode} and wrote "
+            f"export.converter={converter.script}: {output.name}: it ended with {done.returncode} and wrote "
             f"{'something' if partial.is_file() else 'nothing'}:\n{said}"
         )
     partial.rename(output)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,9 @@ def _write(settings: ExportConfig, store: Store, job: Job, form: str, layout: La
     calibration = _calibration(job, folder)
     if form == "llama_cpp" and settings.converter:
         target = _target_folder(settings, job)
-        llama_cpp.convert(Path(settings.converter).expanduser(), folder, target, settings.outtype)
+        script = Path(settings.converter).expanduser()
+        converter = llama_cpp.Converter(script, settings.python or sys.executable, settings.outtype)
+        llama_cpp.convert(converter, folder, job.name, target)
     if form == "hub":
         (folder / CARD).write_text(hub.card(job.source, _card_facts(settings, job, calibration)))
     said = provenance(job.draft, job.made_of, job.manifests, job.target)
