@@ -298,6 +298,7 @@ class ExportConfig:
     converter: str | None = (
         None  # llama.cpp's convert_hf_to_gguf.py: export=llama_cpp then writes GGUF files too
     )
+    python: str | None = None  # interpreter that runs it (it imports sentencepiece); None: this one
     outtype: str = "auto"  # auto | f32 | bf16 | f16: numbers in the GGUF files
     repo: str | None = None  # Hub repository of export=hub, owner/name
     push: bool = False  # upload to it; without it nothing leaves this machine
