@@ -236,6 +236,7 @@ class EvaluateConfig:
     sweep: bool = False  # what thresholds 0.0, 0.1 ... 0.9 would bring
     baseline: bool = True  # decode the same prompts without the draft, in the same run
     bootstrap: int = 1000
+    batch: int = 1  # prompts at a time; above 1 by the batched engine (stages/evaluate/serving.py)
     chunk_prompts: int = 4  # unit of resume and of work sharing between ranks
 
 
@@ -390,7 +391,7 @@ AT_LEAST = {
     "train.anchors": 1, "train.checkpoint_every": 1, "train.evaluate_every": 1, "train.keep_checkpoints": 1,
     "train.workers": 0, "train.heldout_samples": 0, "evaluate.max_new_tokens": 1,
     "evaluate.temperature": 0, "evaluate.bootstrap": 1,
-    "evaluate.chunk_prompts": 1, "evaluate.calibration_prompts": 1,
+    "evaluate.chunk_prompts": 1, "evaluate.batch": 1, "evaluate.calibration_prompts": 1,
     "study.max_new_tokens": 2, "study.requests_per_slot": 1, "study.least_requests": 1, "study.repeats": 1,
     "study.timing_tokens": 8, "study.simulated_requests_per_slot": 1, "study.simulated_prefill_tokens": 1,
 }  # fmt: skip

@@ -27,7 +27,7 @@ from pipeline.ranks import is_main
 from pipeline.sampling import Sampler
 from stages.evaluate import heldout
 from stages.evaluate.benchmarks import Prompt
-from stages.evaluate.calibration import fit, raw_thresholds
+from stages.evaluate.calibration import fit
 from stages.evaluate.confidence import compare, observe
 from stages.evaluate.dialogue import Speaker
 
@@ -47,18 +47,6 @@ class Plan:
     thinking: bool | None
     data: str
     made_with: str
-
-
-@dataclass(frozen=True)
-class CalibratedSpeaker(Speaker):
-    """A speaker whose threshold is compared with calibrated confidences."""
-
-    temperatures: tuple[float, ...] = ()
-
-    @property
-    def thresholds(self) -> list[float]:
-        """What the raw confidence of each draft of a block must reach."""
-        return raw_thresholds(self.threshold, self.temperatures)
 
 
 def make_plan(
@@ -177,7 +165,7 @@ def summary(calibration: Calibration, rounds: pa.Table) -> dict[str, Any]:
 
 def calibrated(speaker: Speaker, calibration: Calibration) -> Speaker:
     """``speaker`` with the temperatures of ``calibration``."""
-    return CalibratedSpeaker(**vars(speaker), temperatures=tuple(calibration.temperatures))
+    return replace(speaker, temperatures=tuple(calibration.temperatures))
 
 
 def _check_share(config: Config, draft: Artifact | Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,9 +16,26 @@ from pipeline.drafts.base import Draft
 from pipeline.sampling import Sampler
 from pipeline.target import Target
 from stages.evaluate.benchmarks import Prompt
-from stages.evaluate.decode import Decoded, decode
+from stages.evaluate.calibration import raw_thresholds
+from stages.evaluate.decode import Decoded, Round, decode
 
 WARM_UP_TOKENS = 16
+
+
+class Answered(Protocol):
+    """What decoding one prompt brought, alone or with others."""
+
+    @property
+    def answer(self) -> list[int]:
+        """Its tokens."""
+
+    @property
+    def finish(self) -> str:
+        """``stop`` or ``length``."""
+
+    @property
+    def rounds(self) -> list[Round]:
+        """The rounds that made it, the prefill first."""
 
 
 @dataclass(frozen=True)
@@ -34,34 +51,27 @@ class Speaker:
     baseline: bool
     thinking: bool | None
     seed: int
+    temperatures: tuple[
+        float, ...
+    ] = ()  # of a calibration: the threshold is compared with calibrated confidences
+    batch: int = 1  # prompts at a time (batch.py)
 
     def answer(self, prompt: Prompt) -> list[dict[str, Any]]:
         """Rows of every round of every turn; a turn that the target's context cannot hold ends the dialogue.
 
         Each turn's history holds the answers made with the draft, so that both ways answer the same prompt.
         """
-        history: list[dict[str, Any]] = []
-        rows: list[dict[str, Any]] = []
-        for message in prompt.messages:
-            history.append(message)
-            if message["role"] != "user":
-                continue
-            ids = self.render(prompt, history)
-            limit = min(self.max_new_tokens, self.room(ids))
-            if limit < 1:
-                break
-            turn = sum(m["role"] == "user" for m in history) - 1
-            drafted = self._decode(ids, limit, prompt, turn, DRAFT)
-            rows += _rows(prompt, turn, DRAFT, drafted)
+        dialogue = Dialogue(self, prompt)
+        while (turn := dialogue.ask()) is not None:
+            dialogue.take(self._decode(turn, prompt, DRAFT), DRAFT)
             if self.baseline:
-                rows += _rows(prompt, turn, PLAIN, self._decode(ids, limit, prompt, turn, PLAIN))
-            history.append(split_reasoning(self.tokenizer.decode(drafted.answer, skip_special_tokens=True)))
-        return rows
+                dialogue.take(self._decode(turn, prompt, PLAIN), PLAIN)
+        return dialogue.rows
 
     @property
     def thresholds(self) -> list[float]:
-        """What the confidence of each draft of a block must reach."""
-        return [self.threshold] * self.draft.max_drafts
+        """What the draft's own confidence of each draft of a block must reach."""
+        return raw_thresholds(self.threshold, self.temperatures or [1.0] * self.draft.max_drafts)
 
     def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
         """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
@@ -81,24 +91,67 @@ class Speaker:
 
     def warm_up(self, prompt: Prompt) -> float:
         """Decode a few tokens both ways before anything is timed; seconds a token without the draft."""
-        ids = self.first_turn(prompt)[: self.target.config.max_position_embeddings - WARM_UP_TOKENS]
-        self._decode(ids, WARM_UP_TOKENS, prompt, 0, DRAFT)
-        seconds = [r.verify_seconds for r in self._decode(ids, WARM_UP_TOKENS, prompt, 0, PLAIN).rounds]
+        room = self.target.config.max_position_embeddings - WARM_UP_TOKENS
+        turn = Turn(0, self.first_turn(prompt)[:room], WARM_UP_TOKENS)
+        self._decode(turn, prompt, DRAFT)
+        seconds = [r.verify_seconds for r in self._decode(turn, prompt, PLAIN).rounds]
         return sum(seconds) / len(seconds)
 
-    def _decode(self, ids: list[int], limit: int, prompt: Prompt, turn: int, mode: str) -> Decoded:
-        draft = self.draft if mode == DRAFT else None
-        generator = self._generator(prompt, turn, mode)
-        return decode(self.target, draft, ids, self.sampler, limit, generator, self.thresholds)
-
-    def _generator(self, prompt: Prompt, turn: int, mode: str) -> torch.Generator:
+    def generator(self, *what: object) -> torch.Generator:
         """Seeded by what is answered, so that a resumed evaluation draws the same tokens."""
-        text = f"{self.seed} {prompt.benchmark} {prompt.index} {prompt.key} {turn} {mode}"
+        text = " ".join(str(part) for part in (self.seed, *what))
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
         return torch.Generator(self.target.device).manual_seed(seed)
 
+    def _decode(self, turn: Turn, prompt: Prompt, mode: str) -> Decoded:
+        draft = self.draft if mode == DRAFT else None
+        generator = self.generator(prompt.benchmark, prompt.index, prompt.key, turn.number, mode)
+        return decode(self.target, draft, turn.ids, self.sampler, turn.limit, generator, self.thresholds)
 
-def _rows(prompt: Prompt, turn: int, mode: str, decoded: Decoded) -> Iterator[dict[str, Any]]:
+
+@dataclass(frozen=True)
+class Turn:
+    """What is to be answered next: the ids of the dialogue so far, with at most ``limit`` new tokens."""
+
+    number: int
+    ids: list[int]
+    limit: int
+
+
+class Dialogue:
+    """One prompt's way through its turns, and the rows of the round table that came of it."""
+
+    def __init__(self, speaker: Speaker, prompt: Prompt) -> None:
+        self.speaker, self.prompt = speaker, prompt
+        self.rows: list[dict[str, Any]] = []
+        self._history: list[dict[str, Any]] = []
+        self._left = list(prompt.messages)
+        self._turn = -1
+
+    def ask(self) -> Turn | None:
+        """The next turn; None where there is no other, or the target's context cannot hold it."""
+        while self._left:
+            self._history.append(self._left.pop(0))
+            if self._history[-1]["role"] != "user":
+                continue
+            self._turn += 1
+            ids = self.speaker.render(self.prompt, self._history)
+            limit = min(self.speaker.max_new_tokens, self.speaker.room(ids))
+            if limit < 1:
+                self._left.clear()
+                break
+            return Turn(self._turn, ids, limit)
+        return None
+
+    def take(self, decoded: Answered, mode: str) -> None:
+        """Take in the answer to the turn; later turns follow the one that was made with the draft."""
+        self.rows += _rows(self.prompt, self._turn, mode, decoded)
+        if mode == DRAFT:
+            text = self.speaker.tokenizer.decode(decoded.answer, skip_special_tokens=True)
+            self._history.append(split_reasoning(text))
+
+
+def _rows(prompt: Prompt, turn: int, mode: str, decoded: Answered) -> Iterator[dict[str, Any]]:
     """Rows of data_specs/evaluation.SCHEMA for one answer."""
     common = {
         "benchmark": prompt.benchmark,

@@ -45,6 +45,7 @@ class Facts:
     device: str
     dtype: str
     prompts: dict[str, int]  # selected, by benchmark
+    batch: int = 1  # prompts at a time
 
 
 def write_report(
@@ -141,7 +142,7 @@ def footnotes(result: dict[str, Any]) -> list[str]:
         threshold += " on calibrated confidences"
     lines = [
         f"sampler: {sampler}; {threshold}; at most {facts['max_new_tokens']} new tokens; "
-        f"thinking {facts['thinking']}; {facts['device']}, {facts['dtype']}, batch of one",
+        f"thinking {facts['thinking']}; {facts['device']}, {facts['dtype']}, {_batch(facts)}",
         "accepted length = tokens emitted / rounds, the bonus token counted; acceptance by position k = "
         "share of rounds that accept at least k drafts; in brackets: 95 % bootstrap interval over prompts",
     ]
@@ -158,6 +159,13 @@ def footnotes(result: dict[str, Any]) -> list[str]:
     lines += confidence.footnotes(result)
     too_long = sum(b["counts"]["too_long"] for b in benchmarks)
     return lines + ([f"prompts longer than the target's context, left out: {too_long}"] if too_long else [])
+
+
+def _batch(facts: dict[str, Any]) -> str:
+    """How many prompts were answered at a time, and what that makes of the seconds."""
+    if facts["batch"] == 1:
+        return "batch of one"
+    return f"{facts['batch']} prompts at a time (a step's time is shared among them: tokens/s are of all together)"
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ from pipeline.target import Target
 from pipeline.target_files import TargetTensors, identity, load_tensors, load_tokenizer, locate
 from pipeline.tracking import Tracker
 from pipeline.work import WorkShare, commit_once
-from stages.evaluate import calibrate, sweeping
+from stages.evaluate import batch, calibrate, sweeping
 from stages.evaluate.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts
 from stages.evaluate.confidence import observe
 from stages.evaluate.dialogue import Speaker
@@ -207,6 +207,7 @@ def _speaker(config: Config, job: Job) -> Speaker:
         baseline=config.evaluate.baseline,
         thinking=config.target.thinking,
         seed=config.seed,
+        batch=config.evaluate.batch,
     )
 
 
@@ -299,7 +300,12 @@ def _answer(
     config: Config, work: Work, part: str, speaker: Speaker, prompts: dict[str, list[Prompt]]
 ) -> None:
     """Answer the chunks of ``prompts`` that fall to this process into the folder ``part``, until all are there."""
-    units = chunks(prompts, config.evaluate.chunk_prompts)
+    settings = config.evaluate
+    # Several waves of a batch: the last one of a chunk empties slowly.
+    units = chunks(
+        prompts,
+        settings.chunk_prompts if settings.batch == 1 else max(settings.chunk_prompts, 4 * settings.batch),
+    )
     rounds = work.path / part
 
     def is_done(unit: str) -> bool:
@@ -315,13 +321,23 @@ def _answer(
         console.say(f"{title}: {len(units) - len(left)} of {len(units)} chunks are there already")
     if part == ROUNDS:  # only these are timed
         speaker.warm_up(units[left[0]][0])
+        if speaker.batch > 1:
+            batch.warm_up(speaker, units[left[0]])
     with console.progress(title, sum(len(units[u]) for u in left), is_main()) as bar:
         for unit in share:
-            rows = []
-            for prompt in units[unit]:
-                rows += speaker.answer(prompt)
-                bar.advance(1, prompt.benchmark)
+            rows = _rows(speaker, units[unit], lambda prompt: bar.advance(1, prompt.benchmark))
             write_rounds(rounds / f"{unit}.parquet", rows)
+
+
+def _rows(speaker: Speaker, prompts: list[Prompt], advance: Callable[[Prompt], None]) -> list[dict[str, Any]]:
+    """Rows of the round table of ``prompts``, one at a time or several."""
+    if speaker.batch > 1:
+        return batch.answer_together(speaker, prompts, advance)
+    rows = []
+    for prompt in prompts:
+        rows += speaker.answer(prompt)
+        advance(prompt)
+    return rows
 
 
 def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt]]:
@@ -344,6 +360,7 @@ def _facts(config: Config, job: Job, speaker: Speaker, prompts: dict[str, list[P
         device=str(speaker.target.device),
         dtype=config.target.dtype,
         prompts={name: len(listed) for name, listed in prompts.items()},
+        batch=config.evaluate.batch,
     )
 
 

@@ -91,10 +91,10 @@ def by_rank(confidences: Array, count: int) -> Array:
     return _lengths(_descending(a)[:count], a.shape)
 
 
-def threshold(confidences: Array, least: float) -> Array:
-    """Lengths up to the first draft whose confidence is below ``least``."""
-    survival(confidences)
-    return (np.asarray(confidences) >= least).cumprod(1).sum(1)
+def threshold(confidences: Array, least: float | Array) -> Array:
+    """Lengths up to the first draft whose confidence is below ``least``: a number, or one for each position [>= G]."""
+    drafts = survival(confidences).shape[1]
+    return (np.asarray(confidences) >= np.atleast_1d(least)[:drafts]).cumprod(1).sum(1)
 
 
 def fixed(confidences: Array, length: int) -> Array:

@@ -146,7 +146,7 @@ def test_the_sweep_equals_decoding_with_each_threshold(made):
     assert sweep[9]["rejected"] < sweep[0]["rejected"]
     job = run.make_job(config, draft)
     temperatures = calibration_in(draft.path)["temperatures"]
-    speaker = calibrate.CalibratedSpeaker(**vars(run._speaker(config, job)), temperatures=tuple(temperatures))
+    speaker = dataclasses.replace(run._speaker(config, job), temperatures=tuple(temperatures))
     prompts = run._prompts(config, job.benchmarks)["mt_bench"]
     for row in (sweep[5], sweep[6]):
         other = dataclasses.replace(speaker, threshold=row["threshold"])
