@@ -85,7 +85,9 @@ def full(**changes):
 
 def run(policy, concurrency, scale=1.0, **more):
     figures = {
-        "throughput": scale * 11.7 * concurrency**0.5, "speed_p50": scale * 11.7 / concurrency**0.5, "speed_p95": 3.3,
+        "throughput": scale * 11.7 * concurrency**0.5,
+        "speed_p50": scale * 11.7 / concurrency**0.5, "speed_p95": 3.3,
+        "speed": scale * 11.5 / concurrency**0.5,
         "ttft_p95": 0.71, "budget": 1.0 if policy == "plain" else 6.1 / concurrency,
         "acceptance": None if policy == "plain" else 0.31,
         "draft_share": 0.1, "verify_share": 0.8, "schedule_share": 0.01,

@@ -103,7 +103,10 @@ def cost(evaluation: Evaluation) -> Section:
     legend = [(swatch(style), part) for style, part in enumerate(("draft", "verify"))]
     rows = [[words(name), *cells(name, m, COST)] for name, m in evaluation.named.items()]
     table = Table("Cost of a round", ("benchmark", *titles(COST)), rows)
-    note = Note("Verify rate: share of verified positions that became output.")
+    text = "Verify rate: share of verified positions that became output."
+    if (batch := evaluation.summary["facts"].get("batch", 1)) > 1:
+        text += f" {batch} prompts were answered at a time; the time of a step is shared among them."
+    note = Note(text)
     return Section(
         "cost",
         "Cost of a round",

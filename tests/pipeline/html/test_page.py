@@ -116,6 +116,12 @@ def test_hostile_names_are_text():
         assert {tag for tag, _ in page.tags} & {"script", "img", "iframe", "object"} == set()
 
 
+def test_a_batch_is_said():
+    text = read([evaluation(tiny_summary.summary(batch=16))]).text
+    assert "16 prompts were answered at a time; the time of a step is shared among them." in text
+    assert "Prompts at a time 16" in text
+
+
 def test_a_study_may_stand_alone():
     study = tiny_summary.study()
     page = read([], study)
