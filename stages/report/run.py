@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_specs.manifest import fingerprint, read_json
+from data_specs.study import RESULT
 from pipeline import console
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, ConfigError
@@ -17,7 +18,7 @@ from pipeline.ranks import is_main
 from pipeline.work import begin_once, commit_once
 
 KIND, SCHEMA_VERSION = "report", 1
-STUDY, STUDY_FILE = "study", "study.json"
+STUDY = "study"
 LONGEST = 100  # characters of an artifact's name
 
 
@@ -89,7 +90,7 @@ def _commit(
     folder = work.path
 
     def finish() -> dict[str, Any]:
-        write_html(folder, told, read_json(study.path / STUDY_FILE) if study else None)
+        write_html(folder, told, read_json(study.path / RESULT) if study else None)
         benchmarks = common_benchmarks(told)
         return {"evaluations": len(told), "benchmarks": len(benchmarks)}
 

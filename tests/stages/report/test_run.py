@@ -72,6 +72,15 @@ def test_one_alone_is_shown_whole(store):
     assert ("", "calibration/after/0/ece") in page.numbers
 
 
+def test_the_latest_study_of_the_draft_is_shown(store):
+    add(store, "study", "one", "7", {"draft": "d" * 64}, "study.json", tiny_summary.study())
+    made = run(store, "one:v0", "one:v1")
+    assert made.manifest.parents == {"one:v0": "1" * 64, "one:v1": "2" * 64, "study": "7" * 64}
+    page = html_page.Page((made.path / "report.html").read_text())
+    assert ("", "study/real/0/metrics/throughput") in page.numbers
+    assert "study" not in run(store, "one:v0", "two").manifest.parents  # another draft
+
+
 @pytest.mark.parametrize(
     ("references", "message"),
     [
