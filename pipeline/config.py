@@ -238,6 +238,11 @@ class EvaluateConfig:
     bootstrap: int = 1000
     batch: int = 1  # prompts at a time; above 1 by the batched engine (stages/evaluate/serving.py)
     chunk_prompts: int = 4  # unit of resume and of work sharing between ranks
+    profile_tokens: int = 128  # with profile=true: Bmax, the tokens of the largest step
+    profile_contexts: list[int] = field(
+        default_factory=lambda: [128, 512]
+    )  # positions before a request's tokens
+    profile_repeats: int = 7
 
 
 @dataclass
@@ -339,6 +344,7 @@ class Config:
     evaluation: str | None = None
     evaluations: list[str] = field(default_factory=list)  # references for stage=report
     ranks: int | None = None  # processes; None: the visible GPUs, else 1
+    profile: bool = False  # stage=evaluate also measures steps a second by tokens, SPS(B)
     plan: bool = False  # print samples, tokens, bytes and time, and do nothing else
     seed: int = 0
 
@@ -391,7 +397,8 @@ AT_LEAST = {
     "train.anchors": 1, "train.checkpoint_every": 1, "train.evaluate_every": 1, "train.keep_checkpoints": 1,
     "train.workers": 0, "train.heldout_samples": 0, "evaluate.max_new_tokens": 1,
     "evaluate.temperature": 0, "evaluate.bootstrap": 1,
-    "evaluate.chunk_prompts": 1, "evaluate.batch": 1, "evaluate.calibration_prompts": 1,
+    "evaluate.chunk_prompts": 1, "evaluate.batch": 1, "evaluate.profile_tokens": 1,
+    "evaluate.profile_repeats": 1, "evaluate.calibration_prompts": 1,
     "study.max_new_tokens": 2, "study.requests_per_slot": 1, "study.least_requests": 1, "study.repeats": 1,
     "study.timing_tokens": 8, "study.simulated_requests_per_slot": 1, "study.simulated_prefill_tokens": 1,
 }  # fmt: skip
@@ -569,6 +576,10 @@ def _contradictions_in_evaluation(evaluate: EvaluateConfig) -> list[tuple[bool, 
             f"evaluate.files.{(unasked or [''])[0]}: no such name in evaluate.benchmarks={evaluate.benchmarks}",
         ),
         (evaluate.top_p == 0, "evaluate.top_p: expected a share above 0, got 0"),
+        (
+            not evaluate.profile_contexts or min(evaluate.profile_contexts) < 1,
+            f"evaluate.profile_contexts={evaluate.profile_contexts}: expected at least one number above 0",
+        ),
     ]
 
 

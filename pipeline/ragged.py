@@ -99,7 +99,7 @@ class RaggedTarget:
         model = type(target.model).__name__
         if target.rewinds or getattr(target.config, "attn_logit_softcapping", None):
             raise ConfigError(
-                f"evaluate.batch: {model} cannot run several prompts at once; set evaluate.batch=1"
+                f"{model} cannot run several prompts at once: use evaluate.batch=1, without profile=true or stage=study"
             )
         self.target, self.capacity = target, capacity
         self.cache = SlotCache(slots, capacity)

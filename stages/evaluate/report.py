@@ -17,6 +17,7 @@ from pipeline.acceptance import average, by_context, figures, summary
 from pipeline.artifacts import Artifact
 from pipeline.html.page import PAGE
 from pipeline.reporting import MACRO, axes, line, markdown_table, number, save, share, with_interval
+from stages.evaluate import profiling
 from stages.evaluate import report_confidence as confidence
 
 SUMMARY, MARKDOWN = "summary.json", "summary.md"
@@ -142,7 +143,7 @@ def footnotes(result: dict[str, Any]) -> list[str]:
         threshold += " on calibrated confidences"
     lines = [
         f"sampler: {sampler}; {threshold}; at most {facts['max_new_tokens']} new tokens; "
-        f"thinking {facts['thinking']}; {facts['device']}, {facts['dtype']}, {_batch(facts)}",
+        f"thinking {facts['thinking']}; {facts['device']}, {facts['dtype']}, {_batch(facts.get('batch', 1))}",
         "accepted length = tokens emitted / rounds, the bonus token counted; acceptance by position k = "
         "share of rounds that accept at least k drafts; in brackets: 95 % bootstrap interval over prompts",
     ]
@@ -161,11 +162,11 @@ def footnotes(result: dict[str, Any]) -> list[str]:
     return lines + ([f"prompts longer than the target's context, left out: {too_long}"] if too_long else [])
 
 
-def _batch(facts: dict[str, Any]) -> str:
+def _batch(prompts: int) -> str:
     """How many prompts were answered at a time, and what that makes of the seconds."""
-    if facts["batch"] == 1:
+    if prompts == 1:
         return "batch of one"
-    return f"{facts['batch']} prompts at a time (a step's time is shared among them: tokens/s are of all together)"
+    return f"{prompts} prompts at a time (a step's time is shared among them: tokens/s are of all together)"
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -187,6 +188,7 @@ def markdown(result: dict[str, Any]) -> str:
         ),
         f"![acceptance by position]({POSITIONS_PLOT})\n\n![accepted length]({LENGTH_PLOT})",
         *confidence.markdown(result),
+        *profiling.markdown(result),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -237,6 +239,7 @@ def show(artifact: Artifact) -> None:
     facts = result["facts"]
     _show_tables(f"{facts['draft']} on {facts['target']}", table_rows(result))
     confidence.show(result)
+    profiling.show(result)
     for text in footnotes(result):
         console.say(f"  {text}")
     console.panel(

@@ -43,7 +43,7 @@ from pipeline.target import Target
 from pipeline.target_files import TargetTensors, identity, load_tensors, load_tokenizer, locate
 from pipeline.tracking import Tracker
 from pipeline.work import WorkShare, commit_once
-from stages.evaluate import batch, calibrate, sweeping
+from stages.evaluate import batch, calibrate, profiling, sweeping
 from stages.evaluate.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts
 from stages.evaluate.confidence import observe
 from stages.evaluate.dialogue import Speaker
@@ -57,8 +57,9 @@ FILES = (
 )  # fmt: skip
 # Settings that change how the work is done and shown, not what is measured.
 INCIDENTAL = ("chunk_prompts", "bootstrap")
-# Settings that stand in the fingerprint in another form: by contents, or as part of the calibration's own.
-ELSEWHERE = ("files", "calibrate", "calibration_prompts")
+PROFILED = ("profile_tokens", "profile_contexts", "profile_repeats")
+# Settings that stand in the fingerprint in another form: by contents, as part of the calibration's own, or not at all.
+ELSEWHERE = ("files", "calibrate", "calibration_prompts", *PROFILED)
 BYTES_A_ROUND = 40  # of a compressed round table, measured
 
 
@@ -115,6 +116,7 @@ def make_job(config: Config, draft: Artifact | Path) -> Job:
         config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
         [asdict(b) for b in benchmarks], [_content(config, b) for b in benchmarks],
         calibration and calibration.made_with,
+        [settings[name] for name in PROFILED] if config.profile else None,
     ]  # fmt: skip
     return Job(folder, name, {"draft": made_of}, benchmarks, sampler, calibration, fingerprint(*parts))
 
@@ -293,6 +295,8 @@ def _sections(config: Config, work: Work, job: Job, speaker: Speaker) -> dict[st
         sections["calibration"] = calibrate.summary(made, rounds)
     if config.evaluate.sweep:
         sections["sweep"] = sweeping.section(work.path, speaker)
+    if config.profile:
+        sections["profile"] = profiling.obtain(work.path, speaker, config.evaluate, config.target.name)
     return sections
 
 

@@ -1,6 +1,7 @@
 """The stage end to end on the tiny target: artifacts, resume, refusals, plan, report."""
 
 import copy
+import dataclasses
 import json
 import shutil
 
@@ -10,6 +11,7 @@ import tiny
 import torch
 
 from data_specs.evaluation import ROUNDS, read_rounds
+from data_specs.sps import read_table
 from pipeline.artifacts import Artifact, Store
 from pipeline.chat import render_prompt
 from pipeline.config import Config, ConfigError, DrafterConfig, EvaluateConfig, TargetConfig, TrackingConfig
@@ -324,3 +326,26 @@ def test_a_head_that_is_not_the_targets_is_said(config, store, tmp_path, capsys)
     save(tiny.draft(), tmp_path / "random_head")
     assert run_evaluate(config, store, tmp_path / "random_head") is not None
     assert "warning: lm_head.weight of the draft is not the target's" in capsys.readouterr().out
+
+
+def test_several_prompts_at_a_time_and_a_profile(config, store, draft_folder, capsys):
+    """Same answers, units of several waves, and SPS(B) of the target beside them."""
+    alone = answers(read_rounds(run_evaluate(config, store, draft_folder).path))
+    evaluate = dataclasses.replace(
+        config.evaluate, batch=2, profile_tokens=6, profile_contexts=[16, 4], profile_repeats=1
+    )
+    other = dataclasses.replace(config, evaluate=evaluate, profile=True)
+    capsys.readouterr()
+    made = run_evaluate(other, store, draft_folder)
+    assert made.reference == "tiny-draft:v1"
+    assert answers(read_rounds(made.path)) == alone
+    assert {"rounds/gsm8k-00000.parquet", "rounds/mt_bench-00000.parquet"} <= set(made.manifest.files)
+    assert "rounds/gsm8k-00001.parquet" not in made.manifest.files
+    profile = json.loads((made.path / SUMMARY).read_text())["profile"]
+    assert [curve["context"] for curve in profile["contexts"]] == [4, 16]
+    assert profile == json.loads((made.path / "profile.json").read_text())
+    assert read_table(made.path / "sps.json").points[-1][0] == 6
+    assert {"sps.png", "sps.json", "profile.json"} <= set(made.manifest.files)
+    shown = capsys.readouterr().out
+    assert "2 prompts at a time" in shown and "SPS(B)" in shown
+    assert run_evaluate(other, store, draft_folder).reference == "tiny-draft:v1"
