@@ -78,9 +78,17 @@ def context(length):
     return {name: found[name] for name in ("accepted_length", "acceptance_rate", "draft_ms", "verify_ms")}
 
 
+def profile():
+    """Of two contexts, Bmax 3."""
+    points = [{"tokens": n, "seconds": 0.0123 * n, "interval": [0.012 * n, 0.0131 * n]} for n in (1, 2, 3)]
+    curves = [{"context": c, "points": points, "fit": [0.0123, 0.0246, 0.0369]} for c in (128, 512)]
+    machine = {"device": "a <CPU>", "cores": 2, "threads": 2, "torch": "2.13.0", "dtype": "float32"}
+    return {"machine": machine, "block": 7, "repeats": 5, "contexts": curves}
+
+
 def full(**changes):
-    """With calibration and sweep."""
-    return summary(**changes) | {"calibration": calibration(), "sweep": sweep()}
+    """With calibration, sweep and profile."""
+    return summary(**changes) | {"calibration": calibration(), "sweep": sweep(), "profile": profile()}
 
 
 def run(policy, concurrency, scale=1.0, **more):

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.html import comparing, confidence, figures, lossless, positions, provenance, serving
+from pipeline.html import comparing, confidence, figures, lossless, positions, provenance, serving, steps
 from pipeline.html.evaluation import Evaluation
 from pipeline.html.model import Cell, Section, told
 
@@ -78,6 +78,7 @@ def one_page(one: Evaluation, study: dict[str, Any] | None) -> Page:
         figures.benchmarks(one),
         positions.by_position(one),
         figures.cost(one),
+        steps.steps(one),
         confidence.calibration(one),
         confidence.sweep(one),
         serving.serving(study),
