@@ -79,6 +79,11 @@ LIMITS = (
         "train with drafter.sample_from_anchor=true (exported with a Markov head of zeros), or drafter.family=qwen3",
     ),
     Limit(
+        ("mlx",), lambda f: f.family == "gemma4" and (f.rope != "proportional" or f.window or not f.anchor_first),
+        "its Gemma 4 layers have Gemma 4's own rotary positions, no sliding window, and draft from the anchor's slot",
+        "export=vllm, or train with drafter.family=qwen3",
+    ),
+    Limit(
         ("vllm",), lambda f: f.family == "gemma4" and f.reduced,
         "its Gemma 4 reader has no reduced vocabulary (drafter.vocab_size)",
         "train with drafter.vocab_size=null, or drafter.family=qwen3",
@@ -99,7 +104,7 @@ LIMITS = (
         "train with drafter.vocab_size=null, or export=vllm",
     ),
     Limit(
-        ("mlx",), lambda f: f.kind == "dspark" and f.rope not in ("default", "none"),
+        ("mlx",), lambda f: f.kind == "dspark" and f.family != "gemma4" and f.rope != "default",
         "it leaves out a scaling of the rotary positions in DSpark drafts (rope_parameters.rope_type)",
         "export=vllm or export=llama_cpp",
     ),

@@ -81,7 +81,7 @@ class Layout:
 def read_source(folder: Path) -> Source:
     """The draft in ``folder`` (native or foreign), strictly checked; ``UserError`` names what is wrong with it."""
     config, tensors = checkpoint.read(folder)
-    return Source(_fields(config), tensors, _facts(config))
+    return Source(_fields(config), tensors, facts_of(config))
 
 
 def _fields(config: Any) -> dict[str, Any]:
@@ -98,7 +98,8 @@ def _fields(config: Any) -> dict[str, Any]:
     return fields
 
 
-def _facts(config: Any) -> Facts:
+def facts_of(config: Any) -> Facts:
+    """The facts about a draft with the config ``config`` (as ``checkpoint.read_config`` gives it)."""
     kind = ARCHITECTURES[config.architectures[0]].NAME.lower()
     rank, confidence = config.markov_rank, bool(config.enable_confidence_head)
     anchor_first = bool(config.sample_from_anchor)
@@ -131,8 +132,8 @@ def plain(source: Source) -> dict[str, Any]:
     ``rope_theta`` stands beside ``rope_parameters`` for readers that know only one of them.
     """
     own = {name: source.fields[name] for name in PLAIN if name in source.fields}
-    if own.get("final_logit_softcapping") is None:
-        own.pop("final_logit_softcapping", None)
+    if source.facts.family != "gemma4" and own.get("final_logit_softcapping") is None:
+        own.pop("final_logit_softcapping", None)  # a Gemma's reader takes 30 where it is not said
     rope = own.get("rope_parameters") or {}
     if isinstance(rope.get("full_attention"), dict):
         rope = rope["full_attention"]

@@ -43,7 +43,7 @@ def test_shellcheck() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["dspark", "dflash", "dflash_fill_in", "eagle3_llama"])
+@pytest.mark.parametrize("name", ["dspark", "dflash_fill_in", "eagle3_llama"])
 def test_it_starts_what_the_last_screen_of_an_export_names(tmp_path: Path, program: str, name: str) -> None:
     source = saved(name, tmp_path / "draft")[1]
     folder = tmp_path / "export"

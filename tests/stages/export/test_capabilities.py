@@ -1,11 +1,10 @@
 """What cannot be is refused with the reason and the nearest thing that works."""
 
-from pathlib import Path
-
 import pytest
-from tiny_exports import DRAFTS, saved
+from tiny_exports import DRAFTS, make
 
 from stages.export.capabilities import ENGINES, LIMITS, ExportError, check
+from stages.export.source import facts_of
 
 REFUSED = [
     ("dspark_gated", "vllm", "only the vanilla Markov head", "export=sglang"),
@@ -30,15 +29,15 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name,engine,reason,nearest", REFUSED)
-def test_refusals(tmp_path: Path, name: str, engine: str, reason: str, nearest: str) -> None:
-    facts = saved(name, tmp_path)[1].facts
+def test_refusals(name: str, engine: str, reason: str, nearest: str) -> None:
+    facts = facts_of(make(name).config)
     with pytest.raises(ExportError, match=f"export={engine}: .*{reason}.*; nearest: .*{nearest}"):
         check(engine, facts)
 
 
-def test_every_limit_is_met_by_some_draft_or_stated(tmp_path: Path) -> None:
+def test_every_limit_is_met_by_some_draft_or_stated() -> None:
     """A limit that nothing meets would be a typing error in the table."""
-    every = [saved(name, tmp_path / name)[1].facts for name in DRAFTS]
+    every = [facts_of(make(name).config) for name in DRAFTS]
     unmet = [limit.reason for limit in LIMITS if not any(map(limit.holds, every))]
     assert unmet == [
         "its Gemma 4 reader has no reduced vocabulary (drafter.vocab_size)",

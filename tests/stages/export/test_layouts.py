@@ -1,6 +1,7 @@
 """Every draft in every layout that can hold it: fields as engine_formats has them, and back to the last bit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,10 +81,10 @@ READERS = {
     "dspark_window": ALL,
     "dspark_fill_in": ALL,
     "dspark_no_markov": ["vllm", "sglang", "mlx", "speculators", "hub"],
-    "dspark_gemma4": ["vllm", "mlx", "hub"],
+    "dspark_gemma4": ["vllm", "hub"],
     "dspark_llama": ["hub"],
     "dflash": ALL,
-    "dflash_gemma4": ["vllm", "mlx", "hub"],
+    "dflash_gemma4": ["vllm", "hub"],
     "dflash_reduced": ["vllm", "llama_cpp", "mlx", "speculators", "hub"],
     "dflash_fill_in": ALL,
     "dflash_fill_in_reduced": ["vllm", "speculators", "hub"],
@@ -250,6 +251,7 @@ def test_gemma_says_its_heads_flatly(tmp_path: Path) -> None:
     assert config["architectures"] == ["Gemma4DSparkModel"] and config["model_type"] == "gemma4_text"
     assert (config["head_dim"], config["global_head_dim"]) == (8, 8)
     assert (config["num_key_value_heads"], config["num_global_key_value_heads"]) == (2, 2)
+    assert config["final_logit_softcapping"] is None, "30 where it is not said"
     assert config["rope_theta"] == 10000.0 and "per_layer_config" not in config
 
 
@@ -262,6 +264,7 @@ def test_gemma_with_other_heads_in_full_layers(tmp_path: Path) -> None:
     assert config["rope_parameters"]["full_attention"]["partial_rotary_factor"] == 0.25
     back = read_source(write(plan("vllm", source), tmp_path / "vllm"))
     assert back.facts == source.facts
+    assert refusal("mlx", replace(source.facts, rank=64)) is None, "a Gemma target's own rotary positions"
 
 
 def test_types_are_kept(tmp_path: Path) -> None:
