@@ -40,17 +40,18 @@ class Part:
         low = 0 if window is None else max(0, self.start - window + 1)
         return low, self.start + self.last - self.first
 
-    def mask(self, window: int | None, groups: int, device: torch.device) -> Tensor | None:
-        """bool [g*n, L] over ``span``; None where a single query sees all of it."""
+    def mask(self, window: int | None, groups: int, like: Tensor) -> Tensor | None:
+        """What is added to scores [g*n, L] over ``span``: 0 or -inf; None where a single query sees all of it."""
         low, stop = self.span(window)
         if self.last - self.first == 1:
             return None
-        keys = torch.arange(low, stop, device=device)
-        queries = torch.arange(self.start, stop, device=device)[:, None]
+        keys = torch.arange(low, stop, device=like.device)
+        queries = torch.arange(self.start, stop, device=like.device)[:, None]
         seen = keys <= queries
         if window is not None:
             seen &= keys > queries - window
-        return seen.repeat(groups, 1)
+        # In the type of the scores at once: the layers need not convert it.
+        return like.new_zeros(seen.shape).masked_fill(~seen, -torch.inf).repeat(groups, 1)
 
 
 @dataclass
@@ -61,11 +62,11 @@ class Pass:
     parts: list[Part]
     masks: dict[tuple[int | None, int], list[Tensor | None]] = field(default_factory=dict)
 
-    def masks_of(self, window: int | None, groups: int, device: torch.device) -> list[Tensor | None]:
-        """A mask a part."""
+    def masks_of(self, window: int | None, groups: int, like: Tensor) -> list[Tensor | None]:
+        """A mask a part, of the type and place of ``like``."""
         key = window, groups
         if key not in self.masks:
-            self.masks[key] = [part.mask(window, groups, device) for part in self.parts]
+            self.masks[key] = [part.mask(window, groups, like) for part in self.parts]
         return self.masks[key]
 
 
@@ -152,7 +153,7 @@ def attend(
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = ragged.cache.write(layer, key[0], value[0], ragged.parts)
     groups = query.shape[1] // key.shape[1]
-    masks = ragged.masks_of(sliding_window, groups, query.device)
+    masks = ragged.masks_of(sliding_window, groups, query)
     folded = query[0].unflatten(0, (-1, groups))  # [kv, g, T, d]
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
     for part, mask in zip(ragged.parts, masks, strict=True):
@@ -167,14 +168,14 @@ def attend(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None
 ) -> Tensor:
-    """[kv, g*n, d] for q [kv, g*n, d], k and v [kv, L, d], mask bool [g*n, L]."""
+    """[kv, g*n, d] for q [kv, g*n, d], k and v [kv, L, d], mask [g*n, L] (0 or -inf)."""
     if sinks is None:
         return functional.scaled_dot_product_attention(
             q[None], k[None], v[None], attn_mask=mask, scale=scale
         )[0]
     scores = q @ k.transpose(-1, -2) * scale
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        scores = scores + mask
     own = sinks.view(len(q), -1).repeat_interleave(q.shape[1] * len(q) // len(sinks), 1)  # [kv, g*n]
     both = torch.cat([scores, own[..., None].to(scores.dtype)], -1)
     return both.softmax(-1)[..., :-1].to(v.dtype) @ v

@@ -155,9 +155,9 @@ class Target:
     def logits(self, last_hidden: Tensor) -> Tensor:
         """Logits [..., V] (model dtype) of final states [..., H], scaled and softcapped as the model does."""
         logits = self.head(last_hidden.to(self.device, self.head.weight.dtype))
-        logits = (
-            logits * getattr(self.config, "logit_scale", 1.0) / getattr(self.config, "logits_scaling", 1.0)
-        )
+        scale = getattr(self.config, "logit_scale", 1.0) / getattr(self.config, "logits_scaling", 1.0)
+        if scale != 1:  # a pass over all logits that most targets need not make
+            logits = logits * scale
         cap = getattr(self.config, "final_logit_softcapping", None)
         return cap * torch.tanh(logits / cap) if cap else logits
 
