@@ -7,6 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import tiny
+
+from pipeline.drafts.checkpoint import save
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -74,3 +77,10 @@ def test_calibration(script, monkeypatch, capsys: pytest.CaptureFixture[str]) ->
     monkeypatch.setattr(module, "SIZES", (50, 200))
     module.main()
     assert "mean ECE before" in capsys.readouterr().out
+
+
+def test_batch(script, capsys: pytest.CaptureFixture[str], target_folder: Path, tmp_path: Path) -> None:
+    save(tiny.draft().eval(), tmp_path)
+    sizes = ["--batch", "2", "--tokens", "3", "--prompts", "3", "--pairs", "1"]
+    script("batch", "--draft", str(tmp_path), "--target", str(target_folder), *sizes).main()
+    assert "batched / one at a time: " in capsys.readouterr().out
