@@ -16,8 +16,8 @@ study.json:
                  sps "this machine": with the costs timed just before and after each point, as the prediction has it
     prediction   [{"policy", "concurrency", "real", "simulated", "error"}]: tokens a second, error = simulated/real - 1
     fronts       {system: {"points": {policy: [[speed, throughput], ...]}, "sla": {policy: {anchor: throughput|null}}}};
-                 system "measured" or an SPS table's name; speed: tokens/s/user, the median
-    checks       {SPS table: {policy: {"against": [policies], "shortfall", "limit", "holds",
+                 system "measured" or an SPS table's name; speed: tokens/s/user
+    checks       {SPS table: {policy: {"against": [policies], "shortfall", "same_load", "limit", "holds",
                  "budgets": [[concurrency, tokens], ...], "budget_falls"}}}
 
 ``metrics`` are those of stages/evaluate/load_metrics.py.

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import median
+from statistics import fmean
 from typing import Protocol
 
 import numpy as np
@@ -55,9 +55,9 @@ class Curve:
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> Curve:
-        """The curve through (count, seconds); several seconds of one count give their median."""
+        """The curve through (count, seconds); several seconds of one count give their mean, which total times go by."""
         grouped = groupby(sorted(points), key=lambda point: point[0])
-        found = [(count, median(seconds for _, seconds in same)) for count, same in grouped]
+        found = [(count, fmean(seconds for _, seconds in same)) for count, same in grouped]
         if not found:
             raise CostError("costs: expected at least one measured count, got none")
         counts, values = zip(*found, strict=True)
@@ -129,6 +129,16 @@ class TableCosts:
         """See ``Costs``. Between two measured numbers of requests linear, at the same tokens a request."""
         return self.verify(requests, tokens, scales=True) + self.position * context
 
+    def scaled(self, factor: float) -> TableCosts:
+        """The same on a machine that takes ``factor`` times as long (the policy's own time excepted)."""
+        return replace(
+            self,
+            verify=self.verify.scaled(factor),
+            draft=None if self.draft is None else self.draft.scaled(factor),
+            prefill=self.prefill.scaled(factor),
+            position=factor * self.position,
+        )
+
 
 def from_table(table: SpsTable, schedule: float | None = None) -> TableCosts:
     """Costs by ``table``: a prompt's tokens cost what verified ones do, a draft pass the same for any chain.
@@ -143,7 +153,7 @@ def from_table(table: SpsTable, schedule: float | None = None) -> TableCosts:
 
 
 def from_steps(steps: Sequence[Step], least: int = 3) -> TableCosts:
-    """Costs by steps of the engine (step_timing.py): medians by requests, tokens and drafts.
+    """Costs by steps of the engine (step_timing.py): means by requests, tokens and drafts.
 
     Numbers of requests with fewer than ``least`` steps are left out, unless there are no others. Context is not told
     apart: time prompts as long as those that will be served. Raises ``CostError`` without a step that
@@ -160,8 +170,20 @@ def from_steps(steps: Sequence[Step], least: int = 3) -> TableCosts:
         Surface.of((s.requests, s.verified, s.verify_seconds) for s in often),
         Surface.of(drafted) if drafted else None,
         Curve.of(prefilled),
-        schedule=median(s.schedule_seconds for s in often),
+        schedule=fmean(s.schedule_seconds for s in often),
     )
+
+
+def pace(costs: Costs, steps: Iterable[Step]) -> float:
+    """Seconds that ``steps`` took over those that ``costs`` say: above 1 where the machine was slower."""
+    taken = said = 0.0
+    for s in steps:
+        taken += s.prefill_seconds + s.draft_seconds + s.verify_seconds
+        said += costs.prefill_seconds(s.prefilled)
+        if s.requests:
+            said += costs.draft_seconds(s.requests, s.drafted // s.requests)
+            said += float(costs.verify_seconds(s.requests, s.verified, s.context))
+    return taken / said
 
 
 class StepRates:

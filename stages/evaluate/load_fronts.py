@@ -39,15 +39,23 @@ def sla(points: Sequence[Point], anchors: Sequence[float]) -> dict[str, float | 
 def shortfall(points: Sequence[Point], reference: Sequence[Point]) -> float:
     """By how much the front ``points`` lies below the front ``reference`` where it does so most (negative: nowhere).
 
-    At the points of the reference and half-way between them: the share of throughput that is missing at the same
-    speed; beyond the fastest point of ``points`` the share of speed that is missing.
+    The multiplicative epsilon indicator of Zitzler et al. (2003), less one: the least share e so that for every point
+    (s, t) of the reference, and half-way between two, the front offers (1 - e) s and (1 - e) t at once. A front is
+    linear between its points. (The throughput at equal speed alone would say little: where memory binds, twice the
+    requests are served at hardly less speed, and the front is nearly vertical.)
     """
     between = [
         ((s0 + s1) / 2, (t0 + t1) / 2) for (s0, t0), (s1, t1) in zip(reference, reference[1:], strict=False)
     ]
-    return max(_missing(points, *point) for point in (*reference, *between))
+    return max(1 - _reach(points, point) for point in (*reference, *between))
 
 
-def _missing(points: Sequence[Point], speed: float, throughput: float) -> float:
-    reached = offered(points, speed)
-    return 1 - points[-1][0] / speed if reached is None else 1 - reached / throughput
+def _reach(points: Sequence[Point], wanted: Point) -> float:
+    """The largest f so that the front offers f times both numbers of ``wanted``."""
+    scaled = [(s / wanted[0], t / wanted[1]) for s, t in points]
+    best = max(min(point) for point in scaled)
+    for (s0, t0), (s1, t1) in zip(scaled, scaled[1:], strict=False):
+        if (t0 > s0) and (t1 < s1):  # both are equal somewhere between
+            share = (t0 - s0) / ((t0 - s0) + (s1 - t1))
+            best = max(best, s0 + share * (s1 - s0))
+    return best

@@ -22,7 +22,8 @@ def metrics(steps: Sequence[Step], times: Sequence[Times]) -> Metrics:
 
     throughput          tokens a second from the first arrival to the last finish
     steady              the same while those that leave are replaced: without ramp-up and drain
-    speed_p50, _p95     tokens a second that a user sees after the first token
+    speed               tokens a second that a user sees after the first token: of all users together, tokens over time
+    speed_p50, _p95     the same of each user
     ttft_p50, _p95      seconds from arrival to the first token
     budget              tokens verified a request and step, the anchor included
     accepted_length     tokens emitted a request and verification step (bonus included)
@@ -45,6 +46,7 @@ def metrics(steps: Sequence[Step], times: Sequence[Times]) -> Metrics:
         "steps": len(steps),
         "throughput": _ratio(sum(t.tokens for t in times), seconds),
         "steady": steady(steps, times),
+        "speed": _ratio(decoded, sum(t.finished - t.first_token for t in times)),
         "speed_p50": _quantile(speeds, 0.5),
         "speed_p95": _quantile(speeds, 0.05),
         "ttft_p50": _quantile(waits, 0.5),

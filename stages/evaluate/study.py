@@ -47,7 +47,7 @@ from stages.evaluate.run import Job, make_job
 from stages.evaluate.simulation import Answer
 from stages.evaluate.study_points import CONFIDENT, Arm, Point, arms, points, request_count
 from stages.evaluate.study_report import show, write_report
-from stages.evaluate.study_result import Facts, Recorded, result_of
+from stages.evaluate.study_result import Facts, Recorded, result_of, simulated_count
 from stages.evaluate.study_server import Measured, Server, temperatures_of
 
 KIND = "study"
@@ -137,8 +137,9 @@ def _study(config: Config, store: Store, plan: Plan) -> Artifact:
     _measure(config, plan, work)
 
     def finish() -> dict[str, Any]:
+        count = len(plan.tables) * simulated_count(config.study, plan.arms, plan.drafts)
         found = Recorded(read_points(work.path, plan.points), read_pool(work.path))
-        with console.progress("study: simulating", len(plan.tables), is_main()) as bar:
+        with console.progress("study: simulating", count, is_main()) as bar:
             result = result_of(
                 found,
                 config.study,
@@ -294,7 +295,7 @@ def show_plan(config: Config, plan: Plan) -> None:
         rows.append((concurrency, many, count, f"{tokens:,}", console.duration(many * (each + timing))))
     columns = ("concurrency", "points", "requests a point", "new tokens, at most", "time, at most")
     console.table(f"Plan: study of {plan.job.name} on {config.target.name}", columns, rows)
-    simulated = len(plan.tables) * len(study.simulated_concurrencies) * (len(plan.arms) + plan.drafts)
+    simulated = len(plan.tables) * simulated_count(study, plan.arms, plan.drafts)
     console.say(
         f"{len(plan.points)} points, about {console.duration(seconds)} at most; {simulated} simulated ones, seconds "
         "each at most. What is there already is not measured again. Nothing was done."

@@ -14,7 +14,8 @@ from pipeline.reporting import axes, markdown_table, save
 
 COLUMNS = (
     ("tokens/s", "throughput", "{:.1f}"),
-    ("tokens/s/user", "speed_p50", "{:.1f}"),
+    ("tokens/s/user", "speed", "{:.1f}"),
+    ("median", "speed_p50", "{:.1f}"),
     ("95 % exceed", "speed_p95", "{:.1f}"),
     ("budget", "budget", "{:.2f}"),
     ("accepted length", "accepted_length", "{:.2f}"),
@@ -117,15 +118,16 @@ def notes(result: dict[str, Any]) -> list[str]:
         f"{facts['draft']} on {facts['target']}, {facts['device']}, {facts['dtype']}; sampler: {sampler}; prompts of "
         f"{', '.join(facts['benchmarks'])}; at most {facts['max_new_tokens']} new tokens; all requests at once; "
         f"{repeats} runs a point",
-        "tokens/s: of all requests, first arrival to last finish; tokens/s/user: median after the first token, and "
-        "what 95 % exceed; budget: tokens verified a request and step, the anchor included",
+        "tokens/s: of all requests, first arrival to last finish; tokens/s/user: after the first token, of all users "
+        "together, the median, and what 95 % exceed; budget: tokens verified a request and step, the anchor included",
         "confidences " + ("calibrated" if facts["calibrated"] else "not calibrated")
         + f"; threshold {facts['threshold']}",
     ]  # fmt: skip
     if result["prediction"]:
         lines.append(
-            "simulated: the recorded answers replayed with what steps cost just before and after each run, because a "
-            "shared machine's speed drifts within minutes; nothing of the run itself is used"
+            "simulated: the recorded answers replayed with step costs that were timed beside the runs, at the pace "
+            "that the machine had just before and after each run (its speed drifts within minutes); nothing of the run "
+            "itself is used"
         )
     return lines + [f"{name}: {note}" for name, note in facts["notes"].items()]
 
@@ -142,10 +144,12 @@ def verdicts(result: dict[str, Any]) -> list[str]:
     for system, found in result["checks"].items():
         for policy, check in found.items():
             where = "nowhere" if check["shortfall"] <= 0 else f"at most {check['shortfall']:.1%}"
+            same = f"{max(0.0, check['same_load']):.1%}"
             ends = f"{check['budgets'][0][1]:.2f} -> {check['budgets'][-1][1]:.2f}"
             lines.append(
-                f"{system}: {policy} lies {where} below the best fixed length (limit {check['limit']:.0%}: "
-                f"{'holds' if check['holds'] else 'does NOT hold'}); budget {ends} from {check['budgets'][0][0]} to "
+                f"{system}: {policy} lies {where} below the front of the best fixed lengths (limit "
+                f"{check['limit']:.0%}: {'holds' if check['holds'] else 'does NOT hold'}), {same} in throughput at "
+                f"equal concurrency; budget {ends} from {check['budgets'][0][0]} to "
                 f"{check['budgets'][-1][0]} requests ({'falls' if check['budget_falls'] else 'does NOT fall'})"
             )
     return lines
@@ -218,7 +222,7 @@ def plot_front(path: Path, system: str, measured: Entries, lines: Entries, resul
     for name, colour in _colours(measured, lines):
         for entries, style in ((lines, "-"), (measured, "o")):
             told = [e["metrics"] for e in entries if e["policy"] == name]
-            pairs = [(m["speed_p50"], m["steady"] or m["throughput"]) for m in told if m["speed_p50"]]
+            pairs = [(m["speed"], m["steady"] or m["throughput"]) for m in told if m["speed"]]
             if pairs:
                 label = name if entries is lines or not lines else None
                 axis.plot(*zip(*pairs, strict=True), style, color=colour, label=label, markersize=5)
@@ -227,7 +231,7 @@ def plot_front(path: Path, system: str, measured: Entries, lines: Entries, resul
     axis.set(
         xscale="log",
         yscale="log",
-        xlabel="tokens/s/user (median)",
+        xlabel="tokens/s/user",
         ylabel="tokens/s",
         title=_title(system, lines),
     )

@@ -15,7 +15,8 @@ import numpy as np
 from data_specs.sps import SpsTable
 from data_specs.study import MACHINE, MEASURED
 from pipeline.config import StudyConfig
-from stages.evaluate.costs import Costs, StepRates, from_steps, from_table
+from stages.evaluate.costs import Costs, StepRates, TableCosts, from_steps, from_table, pace
+from stages.evaluate.load import Step
 from stages.evaluate.load_fronts import Point as FrontPoint
 from stages.evaluate.load_fronts import front, shortfall, sla
 from stages.evaluate.load_metrics import Metrics, metrics
@@ -25,7 +26,6 @@ from stages.evaluate.study_server import Measured
 
 LIMIT = 0.02  # by so much a scheduler may lie below the best fixed length
 SCHEDULE_SECONDS = 100e-6  # of a policy a step, where nobody measured it (benchmarks/scheduler.py)
-LEAST_REQUESTS = 128  # of a simulated point: as many answers, whatever the concurrency
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,20 @@ def result_of(
     tables: Sequence[SpsTable],
     advance: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The contents of study.json. ``advance`` is told of each SPS table that is done."""
+    """The contents of study.json. ``advance`` is told of each simulated point."""
     real = [_real(group) for group in _grouped(recorded.points).values()]
     prediction: list[dict[str, Any]] = []
     simulated: list[dict[str, Any]] = []
     if recorded.answers:
         pool = Pool.of(recorded.answers)
-        predicted = [_predicted(group, pool, study, facts) for group in _grouped(recorded.points).values()]
+        shapes = shapes_of(recorded.points)
+        predicted = [
+            _predicted(group, pool, shapes, study, facts) for group in _grouped(recorded.points).values()
+        ]
         prediction = [_compared(one, other) for one, other in zip(real, predicted, strict=True)]
         simulated = [point for point in predicted]
         for table in tables:
-            simulated += _simulated(pool, table, study, facts, chosen)
-            advance(table.name)
+            simulated += _simulated(pool, table, study, facts, chosen, advance)
     names = {table.name for table in tables if recorded.answers}
     return {
         "facts": asdict(facts) | {"prompts": len(recorded.answers)},
@@ -102,13 +104,26 @@ def _real(repeats: Sequence[tuple[Point, Measured]]) -> dict[str, Any]:
     return _entry(repeats[0][0], [metrics(measured.steps, measured.times) for _, measured in repeats])
 
 
+def shapes_of(points: dict[Point, Measured]) -> dict[int, TableCosts]:
+    """Concurrency -> what steps cost against one another, by all the timings at it; none of the points' own steps."""
+    timed: dict[int, list[Step]] = {}
+    for point, measured in points.items():
+        timed.setdefault(point.concurrency, []).extend(measured.before + measured.after)
+    return {concurrency: from_steps(steps) for concurrency, steps in timed.items()}
+
+
 def _predicted(
-    repeats: Sequence[tuple[Point, Measured]], pool: Pool, study: StudyConfig, facts: Facts
+    repeats: Sequence[tuple[Point, Measured]],
+    pool: Pool,
+    shapes: dict[int, TableCosts],
+    study: StudyConfig,
+    facts: Facts,
 ) -> dict[str, Any]:
-    """The same requests simulated with what steps cost just before and just after each repeat."""
+    """The same requests simulated, at the pace that the machine had just before and just after each repeat."""
     found = []
     for point, measured in repeats:
-        costs = from_steps(measured.before + measured.after)
+        shape = shapes[point.concurrency]
+        costs = shape.scaled(pace(shape, measured.before + measured.after))
         policy = point.arm.policy(StepRates(from_steps(measured.before), facts.drafts))
         load = cycle(pool, request_count(study, point.concurrency))
         run = simulate(pool, load, costs, policy, point.concurrency, point.arm.drafts)
@@ -146,24 +161,27 @@ def _compared(real: dict[str, Any], simulated: dict[str, Any]) -> dict[str, Any]
 
 
 def _simulated(
-    pool: Pool, table: SpsTable, study: StudyConfig, facts: Facts, chosen: Sequence[Arm]
+    pool: Pool,
+    table: SpsTable,
+    study: StudyConfig,
+    facts: Facts,
+    chosen: Sequence[Arm],
+    advance: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Every policy and fixed length at every concurrency, and the policies under Poisson arrivals."""
     costs = from_table(table, SCHEDULE_SECONDS)
-    lengths = arms([f"fixed_{n}" for n in range(1, pool.drafts + 1)], pool.drafts, facts.threshold)
-    every = {arm.name: arm for arm in (*chosen, *lengths)}
     found = []
     for concurrency in study.simulated_concurrencies:
-        count = max(LEAST_REQUESTS, study.simulated_requests_per_slot * concurrency)
-        for arm in every.values():
-            found.append(_point(pool, costs, study, arm, concurrency, count, facts.seed, None))
+        for arm in simulated_arms(chosen, pool.drafts):
+            found.append(_point(pool, costs, study, arm, concurrency, facts.seed, None))
+            advance(f"{arm.name} at {concurrency}")
     most = max(study.simulated_concurrencies)
-    fixed = [e["metrics"]["throughput"] for e in found if e["policy"] in {arm.name for arm in lengths}]
+    fixed = [e["metrics"]["throughput"] for e in found if e["policy"].startswith("fixed")]
     for load in study.arrivals:
         rate = load * max(fixed) / float(pool.lengths.mean())
         for arm in chosen:
-            count = study.simulated_requests_per_slot * most
-            found.append(_point(pool, costs, study, arm, most, count, facts.seed, rate))
+            found.append(_point(pool, costs, study, arm, most, facts.seed, rate))
+            advance(f"{arm.name} at {rate:.0f} requests/s")
     return [{"sps": table.name} | entry for entry in found]
 
 
@@ -173,10 +191,12 @@ def _point(
     study: StudyConfig,
     arm: Arm,
     slots: int,
-    count: int,
     seed: int,
     rate: float | None,
 ) -> dict[str, Any]:
+    """Every answer of the pool as often as any other."""
+    size = len(pool.lengths)
+    count = -(-study.simulated_requests_per_slot * slots // size) * size
     context = float(np.mean(pool.prompts + pool.lengths / 2))
     load = cycle(pool, count, None if rate is None else poisson(rate, count, seed), seed)
     policy = arm.policy(StepRates(costs, arm.drafts, context))
@@ -204,9 +224,9 @@ def fronts(entries: Sequence[dict[str, Any]], anchors: Sequence[float]) -> dict[
 
 
 def _offers(entries: Sequence[dict[str, Any]], policies: Sequence[str]) -> list[FrontPoint]:
-    """(median speed, throughput while slots are refilled, or over all) of the points of ``policies``."""
+    """(speed, throughput while slots are refilled, or over all) of the points of ``policies``."""
     told = [entry["metrics"] for entry in entries if entry["policy"] in policies]
-    return [(m["speed_p50"], m["steady"] or m["throughput"]) for m in told if m["speed_p50"] is not None]
+    return [(m["speed"], m["steady"] or m["throughput"]) for m in told if m["speed"] is not None]
 
 
 def checks(entries: Sequence[dict[str, Any]], drafts: int) -> dict[str, Any]:
@@ -223,12 +243,33 @@ def checks(entries: Sequence[dict[str, Any]], drafts: int) -> dict[str, Any]:
         found[name] = {
             "against": lengths,
             "shortfall": below,
+            "same_load": _same_load(entries, name, lengths),
             "limit": LIMIT,
             "holds": below <= LIMIT,
             "budgets": [list(pair) for pair in budgets],
             "budget_falls": falls([budget for _, budget in budgets]),
         }
     return found
+
+
+def _same_load(entries: Sequence[dict[str, Any]], name: str, others: Sequence[str]) -> float:
+    """The largest share of throughput that ``name`` misses against the best of ``others`` at the same concurrency."""
+    own = {e["concurrency"]: e["metrics"]["throughput"] for e in entries if e["policy"] == name}
+    return max(
+        1 - own[e["concurrency"]] / e["metrics"]["throughput"] for e in entries if e["policy"] in others
+    )
+
+
+def simulated_arms(chosen: Sequence[Arm], drafts: int) -> list[Arm]:
+    """The policies of the study, and every fixed length."""
+    lengths = arms([f"fixed_{n}" for n in range(1, drafts + 1)], drafts, 0.0)
+    return list({arm.name: arm for arm in (*chosen, *lengths)}.values())
+
+
+def simulated_count(study: StudyConfig, chosen: Sequence[Arm], drafts: int) -> int:
+    """Points that are simulated for one SPS table."""
+    every = len(simulated_arms(chosen, drafts)) * len(study.simulated_concurrencies)
+    return every + len(study.arrivals) * len(chosen)
 
 
 def falls(values: Sequence[float], slack: float = 0.02) -> bool:

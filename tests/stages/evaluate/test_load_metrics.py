@@ -21,7 +21,7 @@ def test_figures_by_hand() -> None:
     expected = {
         "tokens": 11, "seconds": 10.0, "steps": 3, "throughput": 1.1, "requests": 5 / 3,
         "budget": 12 / 5, "acceptance": 3 / 7, "accepted_length": 8 / 5,
-        "speed_p50": 4 / 6.75, "speed_p95": 3 / 6.75 + 0.1 * (4 / 6.75 - 3 / 6.75),
+        "speed": 8 / 15, "speed_p50": 4 / 6.75, "speed_p95": 3 / 6.75 + 0.1 * (4 / 6.75 - 3 / 6.75),
         "ttft_p50": 1.0, "ttft_p95": 1.0 + 0.9 * 5.5,
         "prefill_share": 0.15, "draft_share": 0.125, "schedule_share": 0.075, "verify_share": 0.6, "idle_share": 0.05,
         "steady": 4 / 0.25,  # from 7.75 to 8.0 only the second step ends
@@ -37,6 +37,15 @@ def test_steady_is_what_is_emitted_while_slots_are_refilled() -> None:
 
 def test_what_cannot_be_told_is_none() -> None:
     found = metrics([Step(0.0, 0, 0, 0, 0, 0, 1, 3, 1.0, 0, 0, 0)], [Times(0, 1, 0.0, 0.0, 1.0, 1.0)])
-    names = ("steady", "speed_p50", "speed_p95", "budget", "acceptance", "accepted_length", "requests")
-    assert [found[name] for name in names] == [None] * 7
+    names = (
+        "steady",
+        "speed",
+        "speed_p50",
+        "speed_p95",
+        "budget",
+        "acceptance",
+        "accepted_length",
+        "requests",
+    )
+    assert [found[name] for name in names] == [None] * 8
     assert found["throughput"] == 1.0
