@@ -18,7 +18,7 @@ study.json:
     fronts       {system: {"points": {policy: [[speed, throughput], ...]}, "sla": {policy: {anchor: throughput|null}}}};
                  system "measured" or an SPS table's name; speed: tokens/s/user
     checks       {SPS table: {policy: {"against": [policies], "shortfall", "same_load", "limit", "holds",
-                 "budgets": [[concurrency, tokens], ...], "budget_falls"}}}
+                 "plain_ahead_from", "budgets": [[concurrency, tokens], ...], "budget_falls"}}}
 
 ``metrics`` are those of stages/evaluate/load_metrics.py.
 """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def write_report(folder: Path, result: dict[str, Any]) -> None:
     for system in systems(result):
         measured, lines = entries_of(result, system)
         plot_front(folder / f"{FRONT}_{_file(system)}.png", system, measured, lines, result)
-        plot_load(folder / f"{LOAD}_{_file(system)}.png", system, measured, lines)
+        policies = result["facts"]["policies"]
+        plot_load(folder / f"{LOAD}_{_file(system)}.png", system, measured, lines, policies)
 
 
 def systems(result: dict[str, Any]) -> list[str]:
@@ -152,6 +154,12 @@ def verdicts(result: dict[str, Any]) -> list[str]:
                 f"equal concurrency; budget {ends} from {check['budgets'][0][0]} to "
                 f"{check['budgets'][-1][0]} requests ({'falls' if check['budget_falls'] else 'does NOT fall'})"
             )
+    for system, found in result["checks"].items():
+        ahead = next((check["plain_ahead_from"] for check in found.values()), None)
+        if ahead is not None:
+            lines.append(
+                f"{system}: from {ahead} requests on plain decoding serves more than any policy that drafts"
+            )
     return lines
 
 
@@ -219,57 +227,56 @@ def _file(system: str) -> str:
 def plot_front(path: Path, system: str, measured: Entries, lines: Entries, result: dict[str, Any]) -> None:
     """Throughput against per-request speed (the paper's Fig. 7): measured points, simulated lines, SLA anchors."""
     figure, (axis,) = axes(1, (7, 5))
-    for name, colour in _colours(measured, lines):
-        for entries, style in ((lines, "-"), (measured, "o")):
-            told = [e["metrics"] for e in entries if e["policy"] == name]
-            pairs = [(m["speed"], m["steady"] or m["throughput"]) for m in told if m["speed"]]
-            if pairs:
-                label = name if entries is lines or not lines else None
-                axis.plot(*zip(*pairs, strict=True), style, color=colour, label=label, markersize=5)
+    _draw(axis, measured, lines, result["facts"]["policies"], _offer)
     for anchor in next(iter(result["fronts"][system]["sla"].values()), {}):
         axis.axvline(float(anchor), color="grey", linewidth=0.8, linestyle=":")
     axis.set(
-        xscale="log",
-        yscale="log",
-        xlabel="tokens/s/user",
-        ylabel="tokens/s",
-        title=_title(system, lines),
+        xscale="log", yscale="log", xlabel="tokens/s/user", ylabel="tokens/s", title=_title(system, lines)
     )
-    _finish(axis)
     save(figure, path)
 
 
-def plot_load(path: Path, system: str, measured: Entries, lines: Entries) -> None:
+def plot_load(path: Path, system: str, measured: Entries, lines: Entries, policies: Sequence[str]) -> None:
     """Throughput and verification budget against concurrency (the paper's Fig. 8)."""
-    figure, panels = axes(2, (11, 4.5))
-    for axis, key, title in zip(
-        panels, ("throughput", "budget"), ("tokens/s", "tokens verified a request and step"), strict=True
-    ):
-        for name, colour in _colours(measured, lines):
-            for entries, style in ((lines, "-"), (measured, "o")):
-                told = [e for e in entries if e["policy"] == name and e["metrics"][key] is not None]
-                pairs = sorted((e["concurrency"], e["metrics"][key]) for e in told)
-                if pairs:
-                    label = name if entries is lines or not lines else None
-                    axis.plot(*zip(*pairs, strict=True), style, color=colour, label=label, markersize=5)
-        axis.set(xscale="log", xlabel="requests at a time", ylabel=title, title=_title(system, lines))
-        _finish(axis)
-    panels[0].set(yscale="log")
+    figure, (left, right) = axes(2, (11, 4.5))
+    for axis, key in ((left, "throughput"), (right, "budget")):
+        _draw(axis, measured, lines, policies, partial(_by_load, key=key))
+        axis.set(xscale="log", xlabel="requests at a time", title=_title(system, lines))
+    left.set(yscale="log", ylabel="tokens/s")
+    right.set(ylabel="tokens verified a request and step")
     save(figure, path)
+
+
+Place = Callable[[dict[str, Any]], tuple[float | None, float | None]]
+
+
+def _draw(axis: Any, measured: Entries, lines: Entries, policies: Sequence[str], place: Place) -> None:
+    """Points of ``measured`` and lines through ``lines`` at ``place``, a colour a policy; lengths beside them grey."""
+    names = dict.fromkeys(entry["policy"] for entry in (*lines, *measured))
+    others = [name for name in names if name not in policies]
+    for name in (*others, *(name for name in policies if name in names)):
+        colour = "0.8" if name in others else f"C{list(policies).index(name)}"
+        label: str | None = name if name not in others else "other lengths" if name == others[0] else None
+        for entries, style in ((lines, "-"), (measured, "o")):
+            pairs = [place(entry) for entry in entries if entry["policy"] == name]
+            known = [pair for pair in pairs if None not in pair]
+            if known:
+                axis.plot(*zip(*known, strict=True), style, color=colour, label=label, markersize=5)
+                label = None
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def _offer(entry: dict[str, Any]) -> tuple[float | None, float | None]:
+    found = entry["metrics"]
+    return found["speed"], found["steady"] or found["throughput"]
+
+
+def _by_load(entry: dict[str, Any], key: str) -> tuple[float | None, float | None]:
+    return entry["concurrency"], entry["metrics"][key]
 
 
 def _title(system: str, lines: Entries) -> str:
     if system != MEASURED:
         return f"simulated: {system}"
     return "points measured, lines simulated" if lines else "measured"
-
-
-def _colours(*groups: Entries) -> list[tuple[str, str]]:
-    """Every policy with a colour of its own, the same for points and lines."""
-    names = dict.fromkeys(entry["policy"] for entries in groups for entry in entries)
-    return [(name, f"C{place % 10}") for place, name in enumerate(names)]
-
-
-def _finish(axis: Any) -> None:
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)

@@ -243,6 +243,7 @@ def checks(entries: Sequence[dict[str, Any]], drafts: int) -> dict[str, Any]:
         found[name] = {
             "against": lengths,
             "shortfall": below,
+            "plain_ahead_from": _plain_ahead_from(entries),
             "same_load": _same_load(entries, name, lengths),
             "limit": LIMIT,
             "holds": below <= LIMIT,
@@ -258,6 +259,17 @@ def _same_load(entries: Sequence[dict[str, Any]], name: str, others: Sequence[st
     return max(
         1 - own[e["concurrency"]] / e["metrics"]["throughput"] for e in entries if e["policy"] in others
     )
+
+
+def _plain_ahead_from(entries: Sequence[dict[str, Any]]) -> int | None:
+    """The least concurrency from which on plain decoding has more throughput than all others; None: nowhere."""
+    ahead = None
+    for concurrency in sorted({e["concurrency"] for e in entries}, reverse=True):
+        told = [(e["metrics"]["throughput"], e["policy"]) for e in entries if e["concurrency"] == concurrency]
+        if max(told)[1] != "plain":
+            break
+        ahead = concurrency
+    return ahead
 
 
 def simulated_arms(chosen: Sequence[Arm], drafts: int) -> list[Arm]:
