@@ -32,13 +32,12 @@ def lengths_of(drafts: int) -> list[int]:
 
 
 def timing_requests(prompts: Sequence[tuple[int, ...]], slots: int, tokens: int) -> list[Request]:
-    """As many as ``slots`` that end in three waves, so that steps of fewer requests are timed as well, and a few more
-    that take the place of the first that end (prompts read one by one, as under load).
+    """Requests that keep all ``slots`` busy nearly to the end: each emits ``tokens``, but a quarter only half of them,
+    whose places others take (prompts that are read one by one, as under load). The end times fewer requests.
     """
     more = max(1, slots // 4)
-    wanted = [tokens if n % 4 == 0 else tokens * 3 // 4 if n % 2 == 0 else tokens // 2 for n in range(slots)]
-    wanted += [tokens // 4] * more
-    return [Request(n, prompts[n % len(prompts)], max(2, most)) for n, most in enumerate(wanted)]
+    wanted = [tokens // 2] * more + [tokens] * (slots - more) + [tokens // 2] * more
+    return [Request(n, prompts[n % len(prompts)], most) for n, most in enumerate(wanted)]
 
 
 def time_steps(
