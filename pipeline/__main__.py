@@ -57,7 +57,9 @@ def run_evaluate(config: schema.Config, store: Store, made: dict[str, Artifact])
 
 
 def run_study(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Draft -> study of serving under load."""
+    """Draft -> study of serving under load; as the end of a chain only where ``study.in_chain`` asks for it."""
+    if len(config.stage.steps) > 1 and not config.study.in_chain:
+        return
     draft = _draft(config, store, made)
     _keep(made, "study", _call("stages.evaluate.study", "run_study", config, store, draft))
 

@@ -249,6 +249,7 @@ class EvaluateConfig:
 class StudyConfig:
     """Policies under load, really served and simulated (stage=study). Prompts and sampler are those of ``evaluate``."""
 
+    in_chain: bool = False  # stage=all ends with it, with those policies that its draft can have
     # plain, fixed (the longest), fixed_N, threshold, algorithm_1, asynchronous
     policies: list[str] = field(default_factory=list)
     threshold: float = 0.5  # of the policy of this name, on each draft's confidence
@@ -490,7 +491,11 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
         *_contradictions_in_evaluation(config.evaluate),
         *(_contradictions_in_export(config.export) if "export" in config.stage.steps else []),
         *(_contradictions_in_comparison(config.compare) if "compare" in config.stage.steps else []),
-        *(_contradictions_in_study(config.study) if "study" in config.stage.steps else []),
+        *(
+            _contradictions_in_study(config.study)
+            if config.stage.steps == ["study"] or config.study.in_chain
+            else []
+        ),
     ]
 
 

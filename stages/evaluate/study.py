@@ -38,6 +38,8 @@ from pipeline import console
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config, section
 from pipeline.drafts.checkpoint import read_config
+from pipeline.html.evaluation import Evaluation, committed
+from pipeline.html.page import write_html
 from pipeline.ranks import is_main
 from pipeline.target_files import device_of
 from pipeline.work import WorkShare, commit_once
@@ -51,7 +53,7 @@ from stages.evaluate.study_result import Facts, Recorded, result_of, simulated_c
 from stages.evaluate.study_server import Measured, Server, temperatures_of
 
 KIND = "study"
-FILES = (f"{STEPS}/*.parquet", f"{TIMES}/*.parquet", POOL, "*.json", "*.md", "*.png")
+FILES = (f"{STEPS}/*.parquet", f"{TIMES}/*.parquet", POOL, "*.json", "*.md", "*.html", "*.png")
 RECORD = "pool"  # the unit of work that records the pool
 SIMULATED = ("simulate", "sps", "simulated_concurrencies", "simulated_requests_per_slot", "simulated_prefill_tokens",
              "arrivals", "sla")  # fmt: skip
@@ -109,9 +111,12 @@ def make_plan(config: Config, draft: Artifact | Path) -> Plan:
     chosen = arms(study.policies, drafts, study.threshold)
     confident = [arm.name for arm in chosen if arm.name in CONFIDENT]
     if confident and not model.enable_confidence_head:
-        raise StudyError(
-            f"study.policies: {confident[0]} needs a confidence head, which {job.draft} does not have"
-        )
+        if not study.in_chain:
+            raise StudyError(
+                f"study.policies: {confident[0]} needs a confidence head, which {job.draft} does not have"
+            )
+        console.say(f"study: without {', '.join(confident)}: the draft has no confidence head")
+        chosen, confident = [arm for arm in chosen if arm.name not in CONFIDENT], []
     temperatures = temperatures_of(config, job, drafts) if confident else None
     tables = [sps.read_table(sps.locate(name)) for name in study.sps] if study.simulate else []
     for table in tables:
@@ -149,9 +154,17 @@ def _study(config: Config, store: Store, plan: Plan) -> Artifact:
                 lambda name: bar.advance(1, name),
             )
         write_report(work.path, result)
+        write_html(work.path, _evaluated(store, job), result)
         return _counts(result)
 
     return commit_once(store, work, finish, FILES)
+
+
+def _evaluated(store: Store, job: Job) -> list[Evaluation]:
+    """The latest evaluation of the draft, which the page shows too; none where there is no such."""
+    draft = job.parents["draft"]
+    made = [a for a in store.list("evaluation") if a.manifest.parents.get("draft") == draft]
+    return [committed(made[-1], store)] if made else []
 
 
 def _take_over(store: Store, plan: Plan, folder: Path) -> None:

@@ -11,6 +11,7 @@ from data_specs.manifest import read_json, write_json
 from data_specs.study import MACHINE, MARKDOWN, MEASURED, RESULT
 from pipeline import console
 from pipeline.artifacts import Artifact
+from pipeline.html.page import PAGE
 from pipeline.reporting import axes, markdown_table, save
 
 COLUMNS = (
@@ -197,7 +198,7 @@ def show(artifact: Artifact) -> None:
         [
             f"study   {artifact.reference}",
             f"folder  {artifact.path}",
-            f"report  {artifact.path / MARKDOWN} (plots beside it; every step in steps/)",
+            f"report  {artifact.path / PAGE} (opens in any browser; plots and every step beside it)",
             "next    python -m pipeline experiment=serving_study study.concurrencies=[1,2,4,8,16]",
         ],
     )

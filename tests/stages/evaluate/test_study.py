@@ -81,7 +81,7 @@ def test_a_study_that_is_killed_goes_on_and_others_take_over_its_points(
     made.verify()
     assert made.reference == "tiny-draft:v0" and made.manifest.counts["points"] == 6
     assert {name.split("/")[0] for name in made.manifest.files} == {
-        "steps", "times", "pool.parquet", "study.json", "study.md", "study_front_measured.png",
+        "steps", "times", "pool.parquet", "study.json", "study.md", "report.html", "study_front_measured.png",
         "study_front_box.png", "study_load_measured.png", "study_load_box.png",
     }  # fmt: skip
     check_result(read_json(made.path / RESULT))
@@ -128,6 +128,9 @@ def test_refusals(config, draft_folder, target_folder, tmp_path) -> None:
     silent = drafted(target_folder, tmp_path, confidence_head=False)
     with pytest.raises(StudyError, match="algorithm_1 needs a confidence head"):
         run_study(config, store, silent)
+    config.study.in_chain = True  # a chain of some hours does not end with a refusal
+    assert [arm.name for arm in study.make_plan(config, silent).arms] == ["plain", "fixed_1"]
+    config.study.in_chain = False
     config.study.simulated_concurrencies = [1, 5]
     with pytest.raises(SpsError, match="table box: points: reaches B = 16, needed is B = 20"):
         run_study(config, store, draft_folder)
