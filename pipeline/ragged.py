@@ -70,6 +70,11 @@ class Pass:
         return self.masks[key]
 
 
+def supports(target: Target) -> bool:
+    """Whether several sequences can run at once: not where a model keeps more than keys and values, or caps scores."""
+    return not target.rewinds and not getattr(target.config, "attn_logit_softcapping", None)
+
+
 class SlotCache:
     """Keys and values [slots, kv, capacity, d] of every layer, allocated when the layer first writes."""
 
@@ -98,7 +103,7 @@ class RaggedTarget:
     def __init__(self, target: Target, slots: int, capacity: int) -> None:
         """``ConfigError`` for a model that keeps more than keys and values, or caps its attention's logits."""
         model = type(target.model).__name__
-        if target.rewinds or getattr(target.config, "attn_logit_softcapping", None):
+        if not supports(target):
             raise ConfigError(
                 f"{model} cannot run several prompts at once: use evaluate.batch=1, without profile=true or stage=study"
             )

@@ -23,6 +23,7 @@ from pipeline import console
 from pipeline.artifacts import Artifact
 from pipeline.config import Config, ConfigError
 from pipeline.drafts.checkpoint import read_config
+from pipeline.ragged import supports
 from pipeline.ranks import is_main
 from pipeline.sampling import Sampler
 from stages.evaluate import heldout
@@ -31,6 +32,7 @@ from stages.evaluate.calibration import fit
 from stages.evaluate.confidence import compare, observe
 from stages.evaluate.dialogue import Speaker
 
+TOGETHER = 16  # prompts of a calibration at a time
 # Answer prompts by name into a folder of rounds, shared among ranks: (folder's name, speaker, prompts).
 Answer = Callable[[str, Speaker, dict[str, list[Prompt]]], None]
 
@@ -96,7 +98,10 @@ def obtain(
             keep(found, folder, plan)
             return found
     prompts = heldout.heldout_prompts(config.data, config.evaluate.calibration_prompts, reported)
-    whole = replace(speaker, threshold=0.0, baseline=False)  # every draft of every block is verified
+    # Every draft of every block is verified; nothing is timed, so prompts go together where the target can.
+    whole = replace(speaker, threshold=0.0, baseline=False)
+    if supports(speaker.target):
+        whole = replace(whole, batch=max(TOGETHER, speaker.batch))
     answer(HELDOUT_ROUNDS, whole, {heldout.NAME: prompts})
     made = fitted(plan, read_rounds(folder, HELDOUT_ROUNDS), drafts)
     keep(made, folder, plan)

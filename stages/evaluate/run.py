@@ -304,12 +304,10 @@ def _answer(
     config: Config, work: Work, part: str, speaker: Speaker, prompts: dict[str, list[Prompt]]
 ) -> None:
     """Answer the chunks of ``prompts`` that fall to this process into the folder ``part``, until all are there."""
-    settings = config.evaluate
-    # Several waves of a batch: the last one of a chunk empties slowly.
-    units = chunks(
-        prompts,
-        settings.chunk_prompts if settings.batch == 1 else max(settings.chunk_prompts, 4 * settings.batch),
-    )
+    size = config.evaluate.chunk_prompts
+    if speaker.batch > 1:  # more than one wave of a batch: the last one of a chunk empties slowly
+        size = max(size, 2 * speaker.batch)
+    units = chunks(prompts, size)
     rounds = work.path / part
 
     def is_done(unit: str) -> bool:

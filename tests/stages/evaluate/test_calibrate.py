@@ -73,6 +73,14 @@ def config_of(target, folder, **changes):
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_at_a_time():
+    """Units of two prompts, so that there is something between them; test_batch.py has prompts together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrate, "TOGETHER", 1)
+        yield
+
+
 @pytest.fixture
 def case(half_known, tmp_path):
     """(config, store, draft) of an evaluation of its own."""

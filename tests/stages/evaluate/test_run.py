@@ -340,7 +340,7 @@ def test_several_prompts_at_a_time_and_a_profile(config, store, draft_folder, ca
     assert made.reference == "tiny-draft:v1"
     assert answers(read_rounds(made.path)) == alone
     assert {"rounds/gsm8k-00000.parquet", "rounds/mt_bench-00000.parquet"} <= set(made.manifest.files)
-    assert "rounds/gsm8k-00001.parquet" not in made.manifest.files
+    assert "rounds/gsm8k-00002.parquet" not in made.manifest.files  # of four prompts each, not of two
     profile = json.loads((made.path / SUMMARY).read_text())["profile"]
     assert [curve["context"] for curve in profile["contexts"]] == [4, 16]
     assert profile == json.loads((made.path / "profile.json").read_text())
