@@ -1,10 +1,10 @@
-# make quickstart | test | test-slow | check.  The environment is made once, in .venv, and again when pyproject.toml changes.
+# make quickstart | test | test-slow | test-engines | check.  The environment is made once, in .venv, and again when pyproject.toml changes.
 PYTHON ?= python3
 VENV := .venv
 # PYTHONDONTWRITEBYTECODE empty: where it is set, every one of the many processes would compile all its imports anew.
 RUN := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: help quickstart test test-slow check environment
+.PHONY: help quickstart test test-slow test-engines check environment
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -28,6 +28,9 @@ test: environment ## the test suite (quick part)
 
 test-slow: environment ## the tests that take minutes
 	@$(RUN) -m pytest -m slow
+
+test-engines: environment ## exported drafts in the real engines (set up first: half an hour, 8 GB in ~/.cache/draftline)
+	@$(RUN) -m pytest -m engine tests/engines -rs
 
 $(VENV)/.checkers: $(VENV)/.ready
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'

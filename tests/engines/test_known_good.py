@@ -1,0 +1,46 @@
+"""Draftline's own evaluation of drafts whose counters an engine gave: ../shared/engines/README.md (vLLM 0.32.0)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import subjects
+
+from pipeline.config import TargetConfig
+from pipeline.drafts import checkpoint
+from pipeline.target import Target
+from pipeline.target_files import load_tensors
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600, func_only=True)]
+KNOWN_GOOD = Path(
+    os.environ.get("DRAFTLINE_KNOWN_GOOD") or Path(__file__).parents[3] / "shared" / "engines" / "known_good"
+)
+PROMPTS = (
+    [472, 427, 563, 473, 279],
+    [76, 625, 913, 202, 76, 625, 819, 202, 76, 625, 913, 202, 76, 625],
+    [454, 469, 82, 82, 11, 905, 546, 310, 263],
+)
+
+
+@pytest.mark.parametrize(
+    "name,drafts,accepted,positions",
+    [
+        ("nat-dspark-noembed", 114, 78, [27, 12, 10, 8, 7, 7, 7]),
+        ("nat-dflash", 115, 78, None),
+        ("natl-eagle3", 124, 67, [32, 19, 16]),
+    ],
+)
+def test_counters_of_known_drafts(name: str, drafts: int, accepted: int, positions: list[int] | None) -> None:
+    if not (KNOWN_GOOD / name).is_dir():
+        pytest.skip(f"{KNOWN_GOOD}: no such folder (DRAFTLINE_KNOWN_GOOD names it)")
+    config = TargetConfig(name="known", path=str(KNOWN_GOOD / "qwen3-tiny"), dtype="float32", device="cpu")
+    draft = checkpoint.load(KNOWN_GOOD / name, load_tensors(config)).float()
+    if positions is not None:
+        draft.config.block_size = len(positions)
+    target = Target.load(config, list(draft.config.target_layer_ids))
+    target.eos = ()
+    _, counted = subjects.evaluation(target, draft, PROMPTS, 64, overshoot=True)
+    assert (counted.drafts, counted.accepted) == (drafts, accepted), str(counted)
+    assert positions is None or counted.by_position == positions

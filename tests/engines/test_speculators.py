@@ -1,0 +1,131 @@
+"""vLLM's library speculators reads what draftline writes, and draftline reads what the library trained: one forward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import results
+import torch
+from environments import Environment
+from running import ask
+from safetensors.torch import load_file, save_file
+from subjects import DRAFTERS, MASK, PROMPTS, Bench
+
+from pipeline.drafts import checkpoint
+from pipeline.drafts.base import Batch, Blocks
+from pipeline.drafts.model import Model
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600, func_only=True)]
+ANCHORS = [[5, 6, 17, 30, 52]]
+LARGEST = 1e-5
+
+
+def sample(
+    bench: Bench, taps: list[int], folder: Path, ids: torch.Tensor | None = None
+) -> tuple[Batch, Path]:
+    """The first prompt with its answer, also as the runner takes it; ``ids``: of a reduced vocabulary."""
+    batch, _ = bench.sample(bench.target(taps), PROMPTS[0])
+    tensors = {
+        "input_ids": batch.input_ids,
+        "hidden": batch.hidden,
+        "last_hidden": batch.last_hidden,
+        "anchors": torch.zeros_like(batch.input_ids, dtype=torch.bool),
+        "embedding": bench.tensors.embedding,
+        "head": bench.tensors.head,
+    }
+    tensors["anchors"][0, ANCHORS[0]] = True
+    if ids is not None:
+        known = torch.zeros(len(bench.tensors.head), dtype=torch.bool)
+        known[ids] = True
+        tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "batch.safetensors")
+    return batch, folder / "batch.safetensors"
+
+
+@torch.no_grad()
+def logits(draft: Model, batch: Batch) -> torch.Tensor:
+    """Ours [A, G, D], the sequential head's part included; the tokens before each are the sample's own."""
+    anchors = torch.tensor(ANCHORS)
+    blocks = Blocks(anchors, torch.ones_like(anchors, dtype=torch.bool))
+    states = draft.block_states(batch, blocks)
+    _, features = draft.head_inputs(batch, blocks, states)
+    return (draft.logits(states) + (0 if features is None else draft.markov_head.bias(features)))[0]
+
+
+def compare(environment: Environment, name: str, draft: Model, batch: Batch, written: Path) -> None:
+    ours = logits(draft, batch)
+    theirs = load_file(written)["logits"][:, -ours.shape[1] :]  # 1+N: nothing is read off the anchor's slot
+    apart = float((ours - theirs).abs().max())
+    shown = f"largest difference of the logits {apart:.0e}, largest logit {float(ours.abs().max()):.0f}"
+    results.add_figure(environment.versions, "tiny", name, shown, apart < LARGEST)
+    assert apart < LARGEST
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_library_computes_what_was_exported(speculators, bench, export, tmp_path, name: str) -> None:
+    folder = export(bench.draft(name), "speculators")
+    draft = checkpoint.load(bench.draft(name))
+    batch, path = sample(bench, draft.config.target_layer_ids, tmp_path)
+    request = {"folder": str(folder), "batch": str(path), "logits": str(tmp_path / "logits"), "make": None}
+    ask(speculators, "speculators_run.py", request)
+    compare(speculators, f"{name} (speculators)", draft, batch, tmp_path / "logits")
+
+
+LAYERS = {
+    "vocab_size": 272, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
+BLOCK = {"aux_hidden_state_layer_ids": [1, 3], "mask_token_id": MASK}
+EAGLE3 = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+LIBRARY: dict[str, tuple[str, str, dict]] = {
+    "DSpark": ("dspark", "qwen3", BLOCK | {"block_size": 7, "markov_rank": 16}),
+    "DSpark, reduced": ("dspark", "qwen3", BLOCK | {"block_size": 7, "markov_rank": 16, "draft_vocab_size": 91}),
+    "DSpark, gated": ("dspark", "qwen3", BLOCK | {"block_size": 7, "markov_rank": 16, "markov_head_type": "gated"}),
+    "DSpark, rnn": ("dspark", "qwen3", BLOCK | {"block_size": 7, "markov_rank": 16, "markov_head_type": "rnn"}),
+    "DFlash": ("dflash", "qwen3", BLOCK | {"block_size": 8, "sliding_window_non_causal": True}),
+    "Eagle3": ("eagle3", "llama", EAGLE3),
+    "Eagle3, reduced": ("eagle3", "llama", EAGLE3 | {"draft_vocab_size": 91}),
+    "Eagle3, Qwen3": ("eagle3", "qwen3", EAGLE3 | {"norm_before_residual": False}),
+}  # fmt: skip
+
+
+def asked_config(kind: str, layer: str, fields: dict) -> dict:
+    """The config of a new draft of the library: what is not said is its default."""
+    depth = 1 if kind == "eagle3" else 2
+    drafts = {"dspark": 7, "dflash": 7, "eagle3": 3}[kind]
+    greedy = {"proposal_type": "greedy", "speculative_tokens": drafts}
+    return {
+        "speculators_model_type": kind,
+        "transformer_layer_config": LAYERS | {"model_type": layer, "num_hidden_layers": depth},
+        "draft_vocab_size": LAYERS["vocab_size"],
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [greedy],
+            "verifier": {"name_or_path": None, "architectures": ["Qwen3ForCausalLM"]},
+        },
+    } | fields
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_draftline_reads_what_the_library_trained(speculators, bench, tmp_path, name: str) -> None:
+    kind, layer, fields = LIBRARY[name]
+    ids = torch.arange(0, 271, 3) if "draft_vocab_size" in fields else None
+    taps = [
+        tap - 1
+        for tap in fields.get("aux_hidden_state_layer_ids") or EAGLE3["eagle_aux_hidden_state_layer_ids"]
+    ]
+    batch, path = sample(bench, taps, tmp_path, ids)
+    made = {"kind": kind, "steps": 3, "config": asked_config(kind, layer, fields)}
+    request = {
+        "folder": str(tmp_path / "draft"),
+        "batch": str(path),
+        "logits": str(tmp_path / "logits"),
+        "make": made,
+    }
+    ask(speculators, "speculators_run.py", request)
+    draft = checkpoint.load(tmp_path / "draft", bench.tensors)
+    assert draft.config.target_layer_ids == taps
+    compare(speculators, f"{name}, trained by the library", draft, batch, tmp_path / "logits")
