@@ -87,6 +87,7 @@ def test_a_head_that_was_trained_is_noticed(trained, tmp_path: Path) -> None:
     check_frozen(artifact.path, plan.load_tensors(config.target))
     tensors["lm_head.weight"][5, 5] += 1e-6
     save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(artifact.path / "config.json", tmp_path)
     with pytest.raises(RuntimeError, match="lm_head.weight is not the target's"):
         check_frozen(tmp_path, plan.load_tensors(config.target))
 
