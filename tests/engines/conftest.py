@@ -19,6 +19,7 @@ from environments import Environment  # noqa: E402
 from data_specs.errors import UserError  # noqa: E402
 from pipeline.artifacts import Artifact, Store  # noqa: E402
 from pipeline.config import Config, ExportConfig, StageConfig  # noqa: E402
+from stages.export.llama_cpp import Converter  # noqa: E402
 from stages.export.run import run_export  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,14 @@ def vllm() -> Environment:
 @pytest.fixture(scope="session")
 def llama_cpp() -> Environment:
     return engine("llama_cpp")
+
+
+@pytest.fixture
+def converter(llama_cpp: Environment, monkeypatch: pytest.MonkeyPatch) -> Converter:
+    """llama.cpp's converter, run by this interpreter in fp32; it finds what it imports."""
+    monkeypatch.setenv("LLAMA_CPP", str(llama_cpp.folder / "llama.cpp"))
+    monkeypatch.setenv("PYTHONPATH", str(llama_cpp.folder / "extras"))
+    return Converter(Path(__file__).parent / "convert.py", sys.executable, "f32")
 
 
 @pytest.fixture(scope="session")

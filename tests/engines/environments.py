@@ -24,6 +24,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 READY = "ready.json"
 MINUTES = 60  # of one step at most; llama.cpp takes ten to build on two cores
+LOCAL = (
+    "vllm_norms",
+    "triton_on_cpu",
+)  # packages beside this file, built out of a copy: pip leaves things behind
 # Extras of vision and sound: their builds break vLLM's import, and text needs none of them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
@@ -42,12 +46,13 @@ class Recipe:
     unwanted: tuple[str, ...] = ()
     build: Callable[[Path], None] = field(default=lambda folder: None)
     shown: tuple[str, ...] = ()  # packages whose versions stand in the table
+    revision: int = 1  # of ``build``
 
     @property
     def identity(self) -> str:
         """Whatever changes when the environment has to be made again."""
         python = ".".join(map(str, sys.version_info[:2]))
-        return json.dumps([python, self.version, self.packages, self.unwanted])
+        return json.dumps([python, self.version, self.packages, self.unwanted, self.revision])
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,12 @@ def run(command: Sequence[str | Path]) -> str:
 
 
 def _build_vllm(folder: Path) -> None:
-    """``extras``: what lets vLLM's second runner work without a GPU. Only runs that need it see it (PYTHONPATH)."""
-    pip(folder, "install", "--no-deps", "--target", folder / "extras", HERE / "vllm_on_cpu")
+    """A correction of its norms on a CPU; and ``extras``, which lets its second runner work without a GPU: only runs that
+    need that see it (PYTHONPATH).
+    """
+    packages = [Path(shutil.copytree(HERE / name, folder / "source" / name)) for name in LOCAL]
+    pip(folder, "install", "--no-deps", packages[0])
+    pip(folder, "install", "--no-deps", "--target", folder / "extras", packages[1])
 
 
 def _build_llama_cpp(folder: Path) -> None:

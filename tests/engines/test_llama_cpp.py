@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 import results
 from environments import Environment
-from serving import llama_server
+from serving import llama_server, served
 from subjects import Counters, Prompts, Subject
 
 from data_specs.export import DRAFT_GGUF, TARGET_GGUF
@@ -20,16 +19,7 @@ from stages.export.source import read_source
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]
 TINY = ["dspark", "dspark_reduced", "dflash", "dflash_fill_in", "eagle3_llama", "eagle3_llama_reduced"]
-CONVERTER = Path(__file__).parent / "convert.py"
 METRIC = re.compile(r"^llamacpp:spec_decode_num_(\w+)_total(?:\{position=\"(\d+)\"\})? (\d+)", re.MULTILINE)
-
-
-@pytest.fixture
-def checkout(llama_cpp: Environment, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """llama.cpp; its converter finds what it imports."""
-    monkeypatch.setenv("LLAMA_CPP", str(llama_cpp.folder / "llama.cpp"))
-    monkeypatch.setenv("PYTHONPATH", str(llama_cpp.folder / "extras"))
-    return llama_cpp.folder / "llama.cpp"
 
 
 def complete(address: str, prompts: Prompts, new: int) -> list[list[int]]:
@@ -53,16 +43,13 @@ def counted(address: str, drafts: int) -> Counters:
 
 def check(environment: Environment, subject: Subject, name: str, folder: Path, form: str, logs: Path) -> None:
     facts = read_source(folder).facts
-    target, checkout = folder / TARGET_GGUF, environment.folder / "llama.cpp"
-    with llama_server(checkout, target, logs / "plain.log") as address:
-        own = complete(address, subject.prompts, subject.new)
-    drafting = ("-md", folder / DRAFT_GGUF, "--spec-type", f"draft-{facts.kind}")
-    drafting += ("--spec-draft-n-max", str(facts.drafts), "--spec-draft-p-min", "0")
-    with llama_server(
-        checkout, target, logs / "draft.log", *drafting, "-ctkd", "f32", "-ctvd", "f32"
-    ) as address:
-        drafted = complete(address, subject.prompts, subject.new)
-        theirs = counted(address, facts.drafts)
+    with served(llama_server(environment, folder / TARGET_GGUF), logs / "plain.log") as server:
+        own = complete(server.url, subject.prompts, subject.new)
+    drafting = ["-md", folder / DRAFT_GGUF, "--spec-type", f"draft-{facts.kind}", "--spec-draft-p-min", "0"]
+    drafting += ["--spec-draft-n-max", str(facts.drafts), "-ctkd", "f32", "-ctvd", "f32"]
+    with served(llama_server(environment, folder / TARGET_GGUF, *drafting), logs / "draft.log") as server:
+        drafted = complete(server.url, subject.prompts, subject.new)
+        theirs = counted(server.url, facts.drafts)
     answers, ours = subject.ours(name, overshoot=False)
     results.add(environment.versions, subject.name, f"{name} ({form})", theirs, ours)
     assert drafted == own, "the draft changed llama.cpp's output"
@@ -71,20 +58,19 @@ def check(environment: Environment, subject: Subject, name: str, folder: Path, f
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_llama_cpp_drafts_as_draftline_does(llama_cpp, checkout, bench, export, tmp_path, name: str) -> None:
-    settings = {"converter": str(CONVERTER), "outtype": "f32", "target": str(bench.folder)}
+def test_llama_cpp_drafts_as_draftline_does(llama_cpp, converter, bench, export, tmp_path, name: str) -> None:
+    settings = {"converter": str(converter.script), "outtype": "f32", "target": str(bench.folder)}
     folder = export(bench.draft(name), "llama_cpp", **settings)
     check(llama_cpp, bench, name, folder, "llama_cpp", tmp_path)
 
 
-def test_llama_cpp_takes_dspark_of_speculators(llama_cpp, checkout, bench, export, tmp_path) -> None:
+def test_llama_cpp_takes_dspark_of_speculators(llama_cpp, converter, bench, export, tmp_path) -> None:
     folder = Path(shutil.copytree(export(bench.draft("dspark"), "speculators"), tmp_path / "export"))
-    converter = exporter.Converter(CONVERTER, sys.executable, "f32")
     exporter.convert(converter, folder, "dspark", bench.folder)
     check(llama_cpp, bench, "dspark", folder, "speculators", tmp_path)
 
 
-def test_llama_cpp_drafts_for_smollm2(llama_cpp, checkout, smollm2, export, tmp_path) -> None:
-    settings = {"converter": str(CONVERTER), "outtype": "f32", "target": str(smollm2.folder)}
+def test_llama_cpp_drafts_for_smollm2(llama_cpp, converter, smollm2, export, tmp_path) -> None:
+    settings = {"converter": str(converter.script), "outtype": "f32", "target": str(smollm2.folder)}
     folder = export(smollm2.draft("quickstart"), "llama_cpp", **settings)
     check(llama_cpp, smollm2, "DSpark of the quickstart", folder, "llama_cpp", tmp_path)

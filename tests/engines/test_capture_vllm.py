@@ -1,0 +1,98 @@
+"""States by the real vLLM equal those of the target in process, to rounding (issue 5; vLLM 0.32.0 on a CPU)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import results
+import subjects
+import torch
+from environments import Environment
+
+from data_specs.answers import AnswerRow, write_answers
+from pipeline.artifacts import Artifact, Store
+from pipeline.cache_store import CacheReader
+from pipeline.config import CaptureConfig, Config, DataConfig, TargetConfig, VllmConfig
+from stages.cache.capture import run_capture
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]
+LENGTHS = ((4, 60), (3, 9), (30, 2), (5, 41), (2, 150), (7, 1))  # prompt and answer tokens
+
+
+def row_of(number: int, prompt: int, answer: int) -> AnswerRow:
+    ids = torch.randint(250, (prompt + answer,), generator=torch.Generator().manual_seed(number)).tolist()
+    return AnswerRow(
+        key=f"{number:02d}" * 32, split="train", category=None, turn=0, prompt_ids=ids[:prompt],
+        answer_ids=ids[prompt:], finish_reason="stop", messages="[]", thinking=None, sampling="{}",
+    )  # fmt: skip
+
+
+def captured(target: TargetConfig, root: Path, **settings: object) -> Artifact:
+    store = Store(root)
+    if not store.list("answers"):
+        work = store.begin("answers", "tiny_words", 1, "a" * 64, {}, {})
+        write_answers(work.path / "00000.parquet", [row_of(i, *both) for i, both in enumerate(LENGTHS)])
+        store.commit(work, {})
+    capture = CaptureConfig(
+        batch_tokens=200, segment_tokens=100, chunk_tokens=16, shard_tokens=64, **settings
+    )  # type: ignore[arg-type]
+    config = Config(target=target, data=DataConfig(name="words"), capture=capture, artifacts=str(root))
+    made = run_capture(config, store, store.resolve("answers", "tiny_words"))
+    assert made is not None
+    return made
+
+
+def by_vllm(target: TargetConfig, root: Path, vllm: Environment) -> Artifact:
+    options = {"kv_cache_memory_bytes": 128 << 20, "enforce_eager": True}
+    own = VllmConfig(python=str(vllm.python), timeout=300.0, options=options)
+    return captured(target, root, engine="vllm", vllm=own)
+
+
+def error(made: Artifact, exact: Artifact) -> float:
+    """The largest relative error |a - b| / |b| (Frobenius) of a tap, or of the final states, over all samples."""
+    readers = [CacheReader(artifact.path) for artifact in (made, exact)]
+    assert readers[0].keys == readers[1].keys
+    parts: list[tuple[list[torch.Tensor], ...]] = []
+    for i in range(len(LENGTHS)):
+        one, other = (reader.read(i) for reader in readers)
+        assert torch.equal(one.input_ids, other.input_ids)
+        assert torch.equal(one.loss_mask, other.loss_mask)
+        taps = len(readers[0].spec.taps)
+        parts.append(tuple([*s.hidden.chunk(taps, -1), s.last_hidden] for s in (one, other)))
+    worst = 0.0
+    for layer in range(taps + 1):
+        a, b = (torch.cat([sample[which][layer].float() for sample in parts]) for which in (0, 1))
+        worst = max(worst, float((a - b).norm() / b.norm()))
+    return worst
+
+
+def recorded(vllm: Environment, name: str, shown: str, holds: bool) -> None:
+    results.add_figure(vllm.versions, name, "capture.engine=vllm", shown, holds)
+    assert holds, shown
+
+
+def test_states_in_fp32_are_those_of_the_target_in_process(
+    vllm: Environment, bench: subjects.Bench, tmp_path: Path
+) -> None:
+    """Taps out of order, the embedding's and the last layer's among them."""
+    target = replace(bench.config, taps=[3, -1, 1, 0])
+    ours, theirs = captured(target, tmp_path), by_vllm(target, tmp_path, vllm)
+    assert theirs.manifest.counts["engine"] == "vllm 0.32.0"
+    found = error(theirs, ours)
+    recorded(vllm, f"{bench.name}, fp32", f"states differ by {found:.1e}", found < 1e-5)
+
+
+@pytest.mark.parametrize("name", ["tiny", "smollm2"])
+def test_states_in_bf16_are_as_near_to_the_exact_ones_as_those_in_process(
+    name: str, vllm: Environment, bench: subjects.Bench, tmp_path: Path
+) -> None:
+    exact = replace(bench.config if name == "tiny" else subjects.SMOLLM2, taps=[1, 2, 3])
+    target = replace(exact, dtype="bfloat16")
+    reference = captured(exact, tmp_path)
+    ours, theirs = (
+        error(made, reference) for made in (captured(target, tmp_path), by_vllm(target, tmp_path, vllm))
+    )
+    shown = f"states differ from fp32's by {theirs:.1e}, in process by {ours:.1e}"
+    recorded(vllm, f"{name}, bf16", shown, theirs < 1.5 * ours < 0.1)
