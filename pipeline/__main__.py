@@ -51,7 +51,11 @@ def run_train(config: schema.Config, store: Store, made: dict[str, Artifact]) ->
 
 
 def run_evaluate(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Draft -> evaluation."""
+    """Draft -> evaluation; with ``engine`` a running server's, whose draft need not be named."""
+    if config.engine is not None:
+        served = None if config.draft is None else _draft(config, store, made)
+        _keep(made, "evaluation", _call("stages.evaluate.served", "run_served", config, store, served))
+        return
     draft = _draft(config, store, made)
     _keep(made, "evaluation", _call("stages.evaluate.run", "run_evaluate", config, store, draft))
 
@@ -233,7 +237,8 @@ def _compose_and_run(cfg: DictConfig) -> None:
     try:
         config = schema.resolve(cfg)
         ranks.adopt_environment()
-        if ranks.needs_start(config.ranks) and not set(config.stage.steps) <= QUICK and not config.plan:
+        alone = set(config.stage.steps) <= QUICK or config.engine is not None or config.plan
+        if ranks.needs_start(config.ranks) and not alone:
             _start(config)
         else:
             run(config)

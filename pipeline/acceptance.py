@@ -52,7 +52,11 @@ def figures(rounds: pa.Table, positions: int, resamples: int, seed: int = 0) -> 
 
     With fewer than two prompts there is nothing to resample, and no interval.
     """
-    sums = prompt_sums(rounds, positions)
+    return from_sums(prompt_sums(rounds, positions), resamples, seed)
+
+
+def from_sums(sums: Sums, resamples: int, seed: int = 0) -> Figures:
+    """All metrics of the sums of each prompt (the names that ``prompt_sums`` gives); NaN where a sum is not known."""
     prompts = len(sums["rounds"])
     weights = _weights(prompts, resamples if prompts > 1 else 0, seed)  # [1+R, P]
     totals = {name: weights @ values for name, values in sums.items()}

@@ -75,16 +75,29 @@ class DataConfig:
 
 
 @dataclass
-class OpenAIConfig:
-    """An OpenAI-compatible server (or several) that answers as the target."""
+class AskingConfig:
+    """How a server is asked."""
 
-    base_urls: list[str] = field(default_factory=list)
     model: str | None = None  # None: the first that the server lists
-    concurrency: int = 64
     retries: int = 6
     backoff: float = 1.0  # seconds before the first retry; doubles
     timeout: float = 600.0
     api_key_env: str | None = None  # name of the environment variable that holds the key
+
+
+@dataclass
+class OpenAIConfig(AskingConfig):
+    """An OpenAI-compatible server (or several) that answers as the target."""
+
+    base_urls: list[str] = field(default_factory=list)
+    concurrency: int = 64
+
+
+@dataclass
+class ClientConfig(AskingConfig):
+    """How stage=evaluate asks ``server`` and ``plain_server``."""
+
+    note: str | None = None  # what is special about the server: shown, and another note is another evaluation
 
 
 @dataclass
@@ -344,6 +357,11 @@ class Config:
     draft: str | None = None
     evaluation: str | None = None
     evaluations: list[str] = field(default_factory=list)  # references for stage=report
+    # stage=evaluate by the counters of a server that runs: vllm | llama_cpp, its URL, and that of one without the draft
+    engine: str | None = None
+    server: str | None = None
+    plain_server: str | None = None
+    client: ClientConfig = field(default_factory=ClientConfig)
     ranks: int | None = None  # processes; None: the visible GPUs, else 1
     profile: bool = False  # stage=evaluate also measures steps a second by tokens, SPS(B)
     plan: bool = False  # print samples, tokens, bytes and time, and do nothing else
@@ -386,6 +404,7 @@ CHOICES = {
     "train.verify": ("full", "size"),
     "deepspeed.stage": (0, 1, 2, 3),
     "export.outtype": ("auto", "f32", "bf16", "f16"),
+    "engine": (None, "vllm", "llama_cpp"),
     "tracking.mode": ("offline", "online", "none"),
 }
 AT_LEAST = {
@@ -489,6 +508,7 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
         *_contradictions_in_drafter(drafter, config.target),
         *_contradictions_in_training(config),
         *_contradictions_in_evaluation(config.evaluate),
+        *_contradictions_in_serving(config),
         *(_contradictions_in_export(config.export) if "export" in config.stage.steps else []),
         *(_contradictions_in_comparison(config.compare) if "compare" in config.stage.steps else []),
         *(
@@ -584,6 +604,46 @@ def _contradictions_in_evaluation(evaluate: EvaluateConfig) -> list[tuple[bool, 
         (
             not evaluate.profile_contexts or min(evaluate.profile_contexts) < 1,
             f"evaluate.profile_contexts={evaluate.profile_contexts}: expected at least one number above 0",
+        ),
+    ]
+
+
+def _contradictions_in_serving(config: Config) -> list[tuple[bool, str]]:
+    """Of ``engine`` and ``server``: what the server does is its own affair, whatever ``evaluate`` says."""
+    engine, evaluate = config.engine, config.evaluate
+    in_process = {
+        "evaluate.threshold": evaluate.threshold > 0,
+        "evaluate.calibrate=true": evaluate.calibrate is True,
+        "evaluate.sweep=true": evaluate.sweep,
+        "evaluate.batch": evaluate.batch > 1,
+        "profile=true": config.profile,
+        "ranks": (config.ranks or 1) > 1,
+    }
+    return [
+        (
+            (engine is None) != (config.server is None),
+            "engine and server: expected both (engine=vllm server=http://127.0.0.1:8000) or neither, got "
+            f"engine={engine} and server={config.server}",
+        ),
+        (
+            config.plain_server is not None and config.server is None,
+            f"plain_server={config.plain_server}: expected engine and server as well",
+        ),
+        (
+            config.plain_server is not None and config.plain_server == config.server,
+            f"plain_server={config.plain_server}: expected another server than server, one without the draft",
+        ),
+        (
+            config.plain_server is not None and not evaluate.baseline,
+            f"plain_server={config.plain_server}: evaluate.baseline=false asks for no plain answers",
+        ),
+        (
+            engine is not None and config.stage.steps != ["evaluate"],
+            f"engine={engine}: only stage=evaluate asks a server (answers=openai lets one answer for the cache)",
+        ),
+        *(
+            (engine is not None and given, f"{key}: a server (engine={engine}) does not let itself be told that")
+            for key, given in in_process.items()
         ),
     ]
 

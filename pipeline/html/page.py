@@ -14,7 +14,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.html import comparing, confidence, figures, lossless, positions, provenance, serving, steps
+from pipeline.html import (
+    comparing,
+    confidence,
+    figures,
+    lossless,
+    positions,
+    provenance,
+    served,
+    serving,
+    steps,
+)
 from pipeline.html.evaluation import Evaluation
 from pipeline.html.model import Cell, Section, told
 
@@ -48,9 +58,19 @@ def write_html(folder: Path, evaluations: Sequence[Evaluation], study: dict[str,
     return path
 
 
+def write_served_html(folder: Path, one: Evaluation, promised: Evaluation | None) -> Path:
+    """Write ``report.html`` of an evaluation of a server, beside the draft's own where there is one."""
+    path = folder / PAGE
+    path.write_text(_text(served_page(one, promised)), encoding="utf-8")
+    return path
+
+
 def render(evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> str:
     """The page's text; see ``write_html``."""
-    page = _page(evaluations, study)
+    return _text(_page(evaluations, study))
+
+
+def _text(page: Page) -> str:
     environment = Environment(
         loader=PackageLoader("pipeline.html", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -61,7 +81,8 @@ def render(evaluations: Sequence[Evaluation], study: dict[str, Any] | None = Non
 
 def _page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:
     if len(evaluations) == 1:
-        return one_page(evaluations[0], study)
+        one = evaluations[0]
+        return served_page(one, None) if "served" in one.summary else one_page(one, study)
     return comparison_page(evaluations, study) if evaluations else study_page(study or {})
 
 
@@ -93,8 +114,16 @@ def one_page(one: Evaluation, study: dict[str, Any] | None) -> Page:
     return Page(f"{facts['draft']} on {facts['target']}", subtitle, headlines, sections)
 
 
-def _headlines(_: str, path: str, metrics: dict[str, Any]) -> list[tuple[str, Cell]]:
-    return [(label, told(f"{path}/{key}", metrics[key], form)) for label, key, form in HEADLINES]
+def served_page(one: Evaluation, promised: Evaluation | None) -> Page:
+    """The report of an evaluation of a server."""
+    facts, rows = one.summary["facts"], one.rows
+    headlines = _headlines(*rows[-1], one.label) if rows else []
+    subtitle = f"served by {facts['device']}; {', '.join(one.named) or 'no figures'}; {one.created[:10]}"
+    return Page(f"{facts['draft']} on {facts['target']}", subtitle, headlines, served.sections(one, promised))
+
+
+def _headlines(_: str, path: str, metrics: dict[str, Any], evaluation: str = "") -> list[tuple[str, Cell]]:
+    return [(label, told(f"{path}/{key}", metrics[key], form, evaluation)) for label, key, form in HEADLINES]
 
 
 def comparison_page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:

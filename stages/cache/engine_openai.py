@@ -7,33 +7,29 @@ the ids are made from it by the target's template, and the reply says so.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 
-from data_specs.errors import UserError
 from pipeline.chat import given_answer
 from pipeline.config import ConfigError, OpenAIConfig
-from pipeline.console import say
 from pipeline.rows import Message, Rejection
+from pipeline.servers import (
+    SHOWN,
+    Caller,
+    FailureError,
+    RefusalError,
+    ServerError,
+    are_ids,
+    body_of,
+    check_url,
+    pick_model,
+)
 from stages.cache.engine import Refusal, Reply, Request, Settings
 
-RETRIED = {408, 429}  # and 5xx: the server may do better later
 PROMPT_REFUSED = {400, 413, 422}  # of one prompt (too long, a content filter); other 4xx are of the set-up
-LONGEST_PAUSE = 60.0  # seconds
-SHOWN = 500  # characters of a server's message in an error
 SEEDS = 2**31
-
-
-class ServerError(UserError):
-    """A server that cannot be used; the message names it and says what came back."""
-
-
-class _FailureError(Exception):
-    """One attempt failed in a way that another may not."""
 
 
 class OpenAIEngine:
@@ -51,10 +47,8 @@ class OpenAIEngine:
         self.config, self.settings, self.tokenizer = config, settings, tokenizer
         self.thinking, self.eos = thinking, eos
         self.urls = [url.rstrip("/") for url in config.base_urls]
-        self.key = _key(config)
-        self.said: set[str] = set()
+        self.caller = Caller(config, "answers.openai")
         self.has_refused = False
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line a request otherwise
         self.model, self.context = asyncio.run(self._identify())
 
     def answer(
@@ -70,7 +64,7 @@ class OpenAIEngine:
         self, requests: Sequence[Request], seed: int, advance: Callable[[int], None]
     ) -> list[Reply | Rejection]:
         gate = asyncio.Semaphore(self.config.concurrency)
-        async with self._client() as client:
+        async with self.caller.client(self.config.concurrency) as client:
 
             async def one(number: int, request: Request) -> Reply | Rejection:
                 async with gate:
@@ -87,22 +81,22 @@ class OpenAIEngine:
 
         async def attempt(url: str) -> Reply | Rejection:
             try:
-                body = _body(await client.post(f"{url}/chat/completions", json=payload))
-            except _RefusalError as error:
+                body = body_of(await client.post(f"{url}/chat/completions", json=payload))
+            except RefusalError as error:
                 if error.status not in PROMPT_REFUSED:
                     raise
                 return self._refused(f"{url}: {error}")
             return self._reply(request, body)
 
         turn = number % len(self.urls)
-        return await self._retried(self.urls[turn:] + self.urls[:turn], attempt)
+        return await self.caller.retried(self.urls[turn:] + self.urls[:turn], attempt)
 
     def _refused(self, text: str) -> Refusal:
         """The refusal of one prompt; the first one is shown as it comes."""
-        said = self._clean(text)
+        said = self.caller.clean(text)
         if not self.has_refused:
             self.has_refused = True
-            self._say_once(f"a prompt was refused, going on without it: {said}")
+            self.caller.say_once(f"a prompt was refused, going on without it: {said}")
         return Refusal("refused_by_server", said)
 
     def payload(self, request: Request, seed: int) -> dict[str, Any]:
@@ -115,18 +109,18 @@ class OpenAIEngine:
         return body | sampling | {"seed": seed, "return_token_ids": True}
 
     def _reply(self, request: Request, body: dict[str, Any]) -> Reply | Rejection:
-        """The reply in a response's ``body``; ``_FailureError`` when a field is not what it should be."""
+        """The reply in a response's ``body``; ``FailureError`` when a field is not what it should be."""
         try:
             choice = body["choices"][0]
             said, reason = choice["message"], str(choice["finish_reason"])
             message = _message(said)
             ids, prompt_ids = choice.get("token_ids"), body.get("prompt_token_ids")
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise _FailureError(f"a body without {error!r}: {str(body)[:SHOWN]}") from None
+            raise FailureError(f"a body without {error!r}: {str(body)[:SHOWN]}") from None
         if ids is None:
             return self._from_text(request, message, reason)
-        if not _are_ids(ids) or not (prompt_ids is None or _are_ids(prompt_ids)):
-            raise _FailureError(f"token_ids that are no ids: {str(ids)[:SHOWN]}")
+        if not are_ids(ids) or not (prompt_ids is None or are_ids(prompt_ids)):
+            raise FailureError(f"token_ids that are no ids: {str(ids)[:SHOWN]}")
         if not ids:
             return Rejection("empty_answer")
         return Reply(prompt_ids or request.prompt_ids, ids, reason, message)
@@ -147,63 +141,17 @@ class OpenAIEngine:
     async def _identify(self) -> tuple[str, int | None]:
         """The model's name (the first of each server's list if none is configured) and its context length."""
         found: list[tuple[str, int | None]] = []
-        async with self._client() as client:
+        async with self.caller.client(self.config.concurrency) as client:
             for url in self.urls:
-                found.append(await self._retried([url], lambda url: self._model(client, url)))
+                found.append(await self.caller.retried([url], lambda url: self._model(client, url)))
         names = {name for name, _ in found}
         if len(names) > 1:
             raise ServerError(f"answers.openai.base_urls serve different models: {sorted(names)}")
         return found[0][0], min((context for _, context in found if context is not None), default=None)
 
     async def _model(self, client: httpx.AsyncClient, url: str) -> tuple[str, int | None]:
-        body = _body(await client.get(f"{url}/models"))
-        try:
-            models = {str(model["id"]): model.get("max_model_len") for model in body["data"]}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise _FailureError(f"a list of models without {error!r}: {str(body)[:SHOWN]}") from None
-        name = self.config.model or next(iter(models), None)
-        if name is None or name not in models:
-            raise ServerError(f"{url}: expected to serve {name or 'a model'}, got {sorted(models)}")
-        return name, models[name]
-
-    def _client(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=self.config.concurrency)
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.AsyncClient(timeout=self.config.timeout, limits=limits, headers=headers)
-
-    async def _retried(self, urls: Sequence[str], attempt: Callable[[str], Any]) -> Any:
-        """``attempt(url)``, at the next server when it fails, at most ``retries`` more; pauses double."""
-        failure = ""
-        for number in range(self.config.retries + 1):
-            url = urls[number % len(urls)]
-            try:
-                return await attempt(url)
-            except (_FailureError, httpx.TransportError, httpx.DecodingError) as error:
-                failure = self._clean(f"{url}: {error or type(error).__name__}")
-            except _RefusalError as error:
-                raise ServerError(self._clean(f"{url}: {error}")) from None
-            if number < self.config.retries:
-                pause = min(LONGEST_PAUSE, self.config.backoff * 2**number)
-                self._say_once(f"{failure}; asking again in {pause:g} s")
-                await asyncio.sleep(pause)
-        raise ServerError(f"{failure} (after {self.config.retries + 1} attempts)")
-
-    def _say_once(self, text: str) -> None:
-        if text not in self.said:
-            self.said.add(text)
-            say(text.replace("[", r"\["))
-
-    def _clean(self, text: str) -> str:
-        """``text`` without the key, which a server may quote."""
-        return text.replace(self.key, "***") if self.key else text
-
-
-class _RefusalError(Exception):
-    """The server understood and said no (``status``); asking again would not help."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"status {status}: {text}")
-        self.status = status
+        name, said = pick_model(body_of(await client.get(f"{url}/models")), self.config.model, url)
+        return name, said.get("max_model_len")
 
 
 def check_config(config: OpenAIConfig) -> None:
@@ -213,42 +161,9 @@ def check_config(config: OpenAIConfig) -> None:
             "answers.openai.base_urls: expected at least one URL such as http://host:8000/v1, got none"
         )
     for url in config.base_urls:
-        parsed = httpx.URL(url)
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ConfigError(f"answers.openai.base_urls: expected http(s)://host/..., got {url!r}")
-        if parsed.userinfo:
-            raise ConfigError(
-                "answers.openai.base_urls: no user or password in a URL; see answers.openai.api_key_env"
-            )
-    for name, least in (("concurrency", 1), ("retries", 0), ("backoff", 0), ("timeout", 0)):
-        if getattr(config, name) < least:
-            raise ConfigError(f"answers.openai.{name}={getattr(config, name)}: expected at least {least}")
-
-
-def _key(config: OpenAIConfig) -> str | None:
-    if config.api_key_env is None:
-        return None
-    if not os.environ.get(config.api_key_env):
-        raise ConfigError(
-            f"answers.openai.api_key_env: the environment variable {config.api_key_env} is not set"
-        )
-    return os.environ[config.api_key_env]
-
-
-def _body(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object of a response; raises ``_FailureError`` or ``_RefusalError`` for anything else."""
-    status = response.status_code
-    if status in RETRIED or status >= 500:
-        raise _FailureError(f"status {status}: {response.text[:SHOWN]}")
-    if status >= 300:
-        raise _RefusalError(status, response.text[:SHOWN])
-    try:
-        body = response.json()
-    except ValueError:
-        raise _FailureError(f"expected JSON, got {response.text[:SHOWN]!r}") from None
-    if not isinstance(body, dict):
-        raise _FailureError(f"expected a JSON object, got {type(body).__name__}")
-    return body
+        check_url(url, "answers.openai.base_urls", "answers.openai.api_key_env")
+    if config.concurrency < 1:
+        raise ConfigError(f"answers.openai.concurrency={config.concurrency}: expected at least 1")
 
 
 def _message(said: dict[str, Any]) -> Message:
@@ -258,7 +173,3 @@ def _message(said: dict[str, Any]) -> Message:
     if not isinstance(message["content"], str) or not isinstance(reasoning, str | None):
         raise TypeError("text content")
     return message | ({"reasoning_content": reasoning} if reasoning else {})
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)

@@ -75,10 +75,7 @@ class Speaker:
 
     def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
         """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
-        try:
-            return render_prompt(self.tokenizer, messages, self.thinking)
-        except TemplateRefusal as error:
-            raise ConfigError(f"benchmark {prompt.benchmark}, prompt {prompt.index}: {error}") from error
+        return render(self.tokenizer, self.thinking, prompt, messages)
 
     def first_turn(self, prompt: Prompt) -> list[int]:
         """Ids of the messages up to the first user message."""
@@ -109,6 +106,34 @@ class Speaker:
         return decode(self.target, draft, turn.ids, self.sampler, turn.limit, generator, self.thresholds)
 
 
+class Asking(Protocol):
+    """Who leads a dialogue: ``Speaker``, or one that asks a server."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Of an answer."""
+
+    def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
+        """Ids of ``messages`` of ``prompt``, the generation prompt included."""
+
+    def room(self, ids: list[int]) -> int:
+        """New tokens that the context has room for after ``ids``."""
+
+
+def render(
+    tokenizer: Any, thinking: bool | None, prompt: Prompt, messages: list[dict[str, Any]]
+) -> list[int]:
+    """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
+    try:
+        return render_prompt(tokenizer, messages, thinking)
+    except TemplateRefusal as error:
+        raise ConfigError(f"benchmark {prompt.benchmark}, prompt {prompt.index}: {error}") from error
+
+
 @dataclass(frozen=True)
 class Turn:
     """What is to be answered next: the ids of the dialogue so far, with at most ``limit`` new tokens."""
@@ -121,7 +146,7 @@ class Turn:
 class Dialogue:
     """One prompt's way through its turns, and the rows of the round table that came of it."""
 
-    def __init__(self, speaker: Speaker, prompt: Prompt) -> None:
+    def __init__(self, speaker: Asking, prompt: Prompt) -> None:
         self.speaker, self.prompt = speaker, prompt
         self.rows: list[dict[str, Any]] = []
         self._history: list[dict[str, Any]] = []
@@ -147,8 +172,12 @@ class Dialogue:
         """Take in the answer to the turn; later turns follow the one that was made with the draft."""
         self.rows += _rows(self.prompt, self._turn, mode, decoded)
         if mode == DRAFT:
-            text = self.speaker.tokenizer.decode(decoded.answer, skip_special_tokens=True)
-            self._history.append(split_reasoning(text))
+            self.follow(decoded.answer)
+
+    def follow(self, answer: list[int]) -> None:
+        """Later turns follow ``answer``."""
+        text = self.speaker.tokenizer.decode(answer, skip_special_tokens=True)
+        self._history.append(split_reasoning(text))
 
 
 def _rows(prompt: Prompt, turn: int, mode: str, decoded: Answered) -> Iterator[dict[str, Any]]:

@@ -60,8 +60,8 @@ def write_report(
     result = summarise(read_rounds(folder), facts, positions, resamples) | (sections or {})
     write_json(folder / SUMMARY, result)
     (folder / MARKDOWN).write_text(markdown(result))
-    _plot_positions(folder / POSITIONS_PLOT, result)
-    _plot_lengths(folder / LENGTH_PLOT, result)
+    plot_positions(folder / POSITIONS_PLOT, result)
+    plot_lengths(folder / LENGTH_PLOT, result)
     confidence.plots(folder, result)
     return result
 
@@ -78,7 +78,7 @@ def summarise(rounds: pa.Table, facts: Facts, positions: int, resamples: int) ->
         found = figures(part, positions, resamples, seed)  # benchmarks are resampled independently
         parts.append(found)
         counts = {"prompts": found.prompts, "too_long": selected - found.prompts} | found.counts
-        benchmarks[name] = {"counts": counts, "metrics": summary(found.metrics), "finish": _finish(part)}
+        benchmarks[name] = {"counts": counts, "metrics": summary(found.metrics), "finish": finishes(part)}
     return {
         "facts": vars(facts),
         "positions": positions,
@@ -91,7 +91,7 @@ def summarise(rounds: pa.Table, facts: Facts, positions: int, resamples: int) ->
     }
 
 
-def _finish(rounds: pa.Table) -> dict[str, int]:
+def finishes(rounds: pa.Table) -> dict[str, int]:
     """How many answers made with the draft ended by EOS, and how many at the length limit."""
     drafted = rounds.filter(pc.equal(rounds["mode"], DRAFT))
     counted = drafted["finish"].drop_null().value_counts().to_pylist()
@@ -237,7 +237,7 @@ def show(artifact: Artifact) -> None:
     """The last screen, from the stored summary: table, artifact, and what to type next."""
     result = read_json(artifact.path / SUMMARY)
     facts = result["facts"]
-    _show_tables(f"{facts['draft']} on {facts['target']}", table_rows(result))
+    show_tables(f"{facts['draft']} on {facts['target']}", table_rows(result))
     confidence.show(result)
     profiling.show(result)
     for text in footnotes(result):
@@ -254,14 +254,16 @@ def show(artifact: Artifact) -> None:
     )
 
 
-def _show_tables(title: str, rows: Sequence[tuple[str, ...]]) -> None:
-    """One table; on a narrow screen two, so that no line is folded."""
-    if console.console.width >= WIDE:
-        console.table(title, COLUMNS, rows)
-        return
-    for columns in NARROW:
-        places = [COLUMNS.index(column) for column in columns]
-        console.table(title, columns, [[row[place] for place in places] for row in rows])
+def show_tables(
+    title: str,
+    rows: Sequence[tuple[str, ...]],
+    columns: Sequence[str] = COLUMNS,
+    narrow: Sequence[Sequence[str]] = NARROW,
+) -> None:
+    """One table; on a narrow screen two with the columns of ``narrow``, so that no line is folded."""
+    for chosen in [columns] if console.console.width >= WIDE else narrow:
+        places = [columns.index(column) for column in chosen]
+        console.table(title, chosen, [[row[place] for place in places] for row in rows])
 
 
 def flat_metrics(result: dict[str, Any]) -> dict[str, float]:
@@ -278,7 +280,7 @@ def flat_metrics(result: dict[str, Any]) -> dict[str, float]:
 # --- plots ------------------------------------------------------------------------------------------------
 
 
-def _plot_positions(path: Path, result: dict[str, Any]) -> None:
+def plot_positions(path: Path, result: dict[str, Any]) -> None:
     """Survival and conditional acceptance by position, a line a benchmark, intervals shaded."""
     figure, panels = axes(2, (10, 4))
     for axis, key, title in zip(
@@ -293,7 +295,7 @@ def _plot_positions(path: Path, result: dict[str, Any]) -> None:
     save(figure, path)
 
 
-def _plot_lengths(path: Path, result: dict[str, Any]) -> None:
+def plot_lengths(path: Path, result: dict[str, Any]) -> None:
     """Accepted length of every benchmark with its interval."""
     named = _named_metrics(result)
     figure, (axis,) = axes(1, (1.5 + 1.3 * max(2, len(named)), 4))

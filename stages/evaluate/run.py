@@ -86,7 +86,7 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
         draft.verify()
     job = make_job(config, draft)
     if (found := store.find(KIND, job.fingerprint)) is None:
-        prompts = _prompts(config, job.benchmarks)
+        prompts = selected_prompts(config, job.benchmarks)
         if config.plan:
             _show_plan(config, job, prompts, store.root)
             return None
@@ -105,16 +105,16 @@ def make_job(config: Config, draft: Artifact | Path) -> Job:
     """Check the settings and identify the evaluation by draft, target, benchmarks and settings."""
     settings = section(config.evaluate)
     sampler = Sampler(**{name: settings[name] for name in ("temperature", "top_p", "top_k", "min_p")})
-    _check_settings(config)
+    check_settings(config)
     benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
-    folder, name, made_of = _identify(draft)
-    _check_thinking(config, draft)
+    folder, name, made_of = identify(draft)
+    check_thinking(config, draft)
     target = identity(locate(config.target))
     calibration = calibrate.make_plan(config, draft, folder, sampler, target)
     parts = [
         SCHEMA_VERSION, made_of, target, config.target.dtype, config.target.thinking,
         config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
-        [asdict(b) for b in benchmarks], [_content(config, b) for b in benchmarks],
+        [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
         calibration and calibration.made_with,
         [settings[name] for name in PROFILED] if config.profile else None,
     ]  # fmt: skip
@@ -139,7 +139,7 @@ def check_fit(folder: Path, tensors: TargetTensors) -> None:
         )
 
 
-def _identify(draft: Artifact | Path) -> tuple[Path, str, str]:
+def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
     """(folder, name, fingerprint) of a draft; a foreign folder's is that of its contents."""
     if isinstance(draft, Artifact):
         return draft.path, draft.manifest.name, draft.manifest.fingerprint
@@ -148,7 +148,8 @@ def _identify(draft: Artifact | Path) -> tuple[Path, str, str]:
     return draft, name, draft_contents(draft)
 
 
-def _check_settings(config: Config) -> None:
+def check_settings(config: Config) -> None:
+    """Raise ``ConfigError`` naming the key of ``evaluate`` that cannot be."""
     settings = config.evaluate
     if not settings.benchmarks:
         raise ConfigError("evaluate.benchmarks: expected at least one, got none")
@@ -163,7 +164,7 @@ def _check_settings(config: Config) -> None:
         raise ConfigError(f"evaluate.threshold={settings.threshold}: expected a number from 0 to 1")
 
 
-def _check_thinking(config: Config, draft: Artifact | Path) -> None:
+def check_thinking(config: Config, draft: Artifact | Path) -> None:
     """A draft trained in one thinking mode is not measured in the other (pitfall 4)."""
     trained = draft.manifest.config.get("target", {}) if isinstance(draft, Artifact) else {}
     thinking = config.target.thinking
@@ -173,7 +174,7 @@ def _check_thinking(config: Config, draft: Artifact | Path) -> None:
         )
 
 
-def _content(config: Config, benchmark: Benchmark) -> Any:
+def content_of(config: Config, benchmark: Benchmark) -> Any:
     """Checksum of the local file or folder that the prompts come from; None for the Hub."""
     given = config.evaluate.files.get(benchmark.name)
     path = Path(given).expanduser() if given else FOLDER / benchmark.path
@@ -182,7 +183,8 @@ def _content(config: Config, benchmark: Benchmark) -> Any:
     return {name: record.sha256 for name, record in folder_records(path).items()} if path.is_dir() else None
 
 
-def _prompts(config: Config, benchmarks: list[Benchmark]) -> dict[str, list[Prompt]]:
+def selected_prompts(config: Config, benchmarks: list[Benchmark]) -> dict[str, list[Prompt]]:
+    """Benchmark -> its prompts; see ``load_prompts`` for the errors."""
     files, limit = config.evaluate.files, config.evaluate.prompts
     return {b.name: load_prompts(b, files.get(b.name), limit) for b in benchmarks}
 
@@ -244,11 +246,11 @@ def _evaluate(
         sections = _sections(config, work, job, speaker)
         result = write_report(work.path, facts, positions, config.evaluate.bootstrap, sections)
         write_html(work.path, [in_the_making(work, result, store)])
-        return _counts(result)
+        return counts_of(result)
 
     artifact = commit_once(store, work, finish, FILES)
     if is_main():
-        _track(config, store, artifact, draft)
+        track(config, store, artifact, {"draft": draft} if isinstance(draft, Artifact) else {})
         show(artifact)
     return artifact
 
@@ -366,7 +368,7 @@ def _facts(config: Config, job: Job, speaker: Speaker, prompts: dict[str, list[P
     )
 
 
-def _counts(result: dict[str, Any]) -> dict[str, Any]:
+def counts_of(result: dict[str, Any]) -> dict[str, Any]:
     """What the manifest says: totals over benchmarks, and the macro-averaged figures."""
     benchmarks = result["benchmarks"].values()
     names = ("prompts", "answers", "rounds", "tokens", "too_long")
@@ -375,8 +377,8 @@ def _counts(result: dict[str, Any]) -> dict[str, Any]:
     return counts | {name: macro[name]["value"] for name in ("accepted_length", "speedup") if name in macro}
 
 
-def _track(config: Config, store: Store, artifact: Artifact, draft: Artifact | Path) -> None:
-    """Send the figures to the tracker; the artifact itself is the record."""
+def track(config: Config, store: Store, artifact: Artifact, used: dict[str, Artifact]) -> None:
+    """Send the figures to the tracker; the artifact itself is the record. ``used``: role -> what it was made from."""
     manifest = artifact.manifest
     figures = flat_metrics(read_json(artifact.path / SUMMARY))
     with tempfile.TemporaryDirectory() as state:  # one step, sent once: nothing to go on from
@@ -389,7 +391,7 @@ def _track(config: Config, store: Store, artifact: Artifact, draft: Artifact | P
             manifest.config,
         )
         tracker.log(0, figures)
-        tracker.artifact(artifact, {"draft": draft} if isinstance(draft, Artifact) else {})
+        tracker.artifact(artifact, used)
         tracker.finish()
 
 

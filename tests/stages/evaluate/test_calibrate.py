@@ -155,7 +155,7 @@ def test_the_sweep_equals_decoding_with_each_threshold(made):
     job = run.make_job(config, draft)
     temperatures = calibration_in(draft.path)["temperatures"]
     speaker = dataclasses.replace(run._speaker(config, job), temperatures=tuple(temperatures))
-    prompts = run._prompts(config, job.benchmarks)["mt_bench"]
+    prompts = run.selected_prompts(config, job.benchmarks)["mt_bench"]
     for row in (sweep[5], sweep[6]):
         other = dataclasses.replace(speaker, threshold=row["threshold"])
         rows = [r for prompt in prompts for r in other.answer(prompt) if r["round"]]

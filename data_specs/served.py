@@ -1,0 +1,68 @@
+"""The answers of a server that was evaluated by its own counters: one row an answer, raw.
+
+    answers/<benchmark>-<chunk>.parquet   one file a unit of work, written whole
+    summary.json  summary.md  *.png       made from the answers by stages/evaluate/served_report.py
+    report.html   what training promised (the draft's own evaluation, where there is one) and what serving gives
+
+It is an artifact of the kind ``evaluation`` without rounds: an engine counts by the answer. The counters are kept as
+they came; null where the engine does not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_specs.evaluation import EvaluationError
+from data_specs.parquet import write_table
+
+SCHEMA_VERSION = 1
+ANSWERS = "answers"
+
+SCHEMA = pa.schema(
+    [
+        ("benchmark", pa.string()),
+        ("prompt", pa.int32()),  # index of the prompt in its benchmark, after selection
+        ("key", pa.string()),  # sha256 of the prompt's messages
+        ("turn", pa.int16()),
+        ("mode", pa.string()),  # draft | plain: by the server with the draft, or by the one without it
+        ("context", pa.int32()),  # tokens before the answer
+        ("tokens", pa.list_(pa.int32())),  # the answer's ids, as the server returned them
+        ("seconds", pa.float64()),  # from the request to its whole response, as the client sees it
+        ("finish", pa.string()),  # stop | length
+        ("drafts", pa.int32()),  # verification steps with drafts
+        ("drafted", pa.int32()),  # tokens drafted in them
+        ("accepted", pa.int32()),  # of those, accepted: also beyond the answer's end
+        ("accepted_at", pa.list_(pa.int32())),  # steps that accepted at least k drafts, k = 1 ... K
+    ]
+)
+
+
+def write_answers(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write ``rows`` (keys as in ``SCHEMA``); ``path`` is whole or absent."""
+    write_table(path, pa.Table.from_pylist(list(rows), SCHEMA))
+
+
+def read_answers(folder: Path) -> pa.Table:
+    """All answers of the evaluation at ``folder``, in the order of their files.
+
+    Raises ``EvaluationError`` naming the file that is no Parquet file or has other columns.
+    """
+    paths = sorted((folder / ANSWERS).glob("*.parquet"))
+    if not paths:
+        raise EvaluationError(f"{folder / ANSWERS}: expected Parquet files of answers, found none")
+    return pa.concat_tables([_read(path) for path in paths])
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise EvaluationError(f"{path}: expected a Parquet file of answers, got: {error}") from None
+    if not table.schema.equals(SCHEMA):
+        raise EvaluationError(f"{path}: expected the columns {SCHEMA.names}, got {table.schema.names}")
+    return table
