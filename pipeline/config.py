@@ -119,9 +119,20 @@ class AnswersConfig:
 
 
 @dataclass
-class CaptureConfig:
-    """The target cache: what is stored, and how it is cut."""
+class VllmConfig:
+    """vLLM in an environment of its own, for ``capture.engine=vllm``."""
 
+    python: str | None = None  # the interpreter of that environment; None: this one
+    timeout: float = 1800.0  # seconds without a word from it, also while it loads the target
+    options: dict[str, Any] = field(default_factory=dict)  # of vllm.LLM, such as gpu_memory_utilization
+
+
+@dataclass
+class CaptureConfig:
+    """The target cache: what computes the states, what is stored, and how it is cut."""
+
+    engine: str = "hf"  # hf: the target in this process | vllm
+    vllm: VllmConfig = field(default_factory=VllmConfig)
     max_length: int = 4096  # tokens of a sample; longer ones are truncated, unsupervised ones left out
     batch_tokens: int = 8192  # padded tokens of one forward pass
     segment_tokens: int = 65536  # unit of resume and of work sharing between ranks
@@ -393,6 +404,7 @@ CHOICES = {
     "target.dtype": ("float32", "bfloat16"),
     "target.device": ("auto", "cpu", "cuda"),
     "answers.engine": ("hf", "openai", "given"),
+    "capture.engine": ("hf", "vllm"),
     "capture.codec": ("none", "zstd", "blosc"),
     "capture.logits": ("none", "topk", "full"),
     "drafter.algorithm": tuple(ALGORITHMS),
@@ -411,8 +423,8 @@ AT_LEAST = {
     "target.tensor_parallel": 1,
     "answers.max_new_tokens": 1, "answers.batch_size": 1, "answers.chunk_prompts": 1, "answers.openai.concurrency": 1,
     "answers.openai.retries": 0, "capture.max_length": 2, "capture.batch_tokens": 1, "capture.segment_tokens": 1,
-    "capture.chunk_tokens": 1, "capture.top_k": 1, "drafter.block_size": 1, "drafter.depth": 1,
-    "drafter.markov_rank": 0, "drafter.num_taps": 0, "drafter.vocab_size": 2, "drafter.train_steps": 1,
+    "capture.chunk_tokens": 1, "capture.top_k": 1, "capture.vllm.timeout": 1,
+    "drafter.block_size": 1, "drafter.depth": 1, "drafter.markov_rank": 0, "drafter.num_taps": 0, "drafter.vocab_size": 2, "drafter.train_steps": 1,
     "drafter.loss.chunk_slots": 1, "train.global_batch": 1, "train.micro_batch": 1,
     "train.anchors": 1, "train.checkpoint_every": 1, "train.evaluate_every": 1, "train.keep_checkpoints": 1,
     "train.workers": 0, "train.heldout_samples": 0, "evaluate.max_new_tokens": 1,

@@ -154,12 +154,7 @@ class Target:
     @torch.no_grad()
     def logits(self, last_hidden: Tensor) -> Tensor:
         """Logits [..., V] (model dtype) of final states [..., H], scaled and softcapped as the model does."""
-        logits = self.head(last_hidden.to(self.device, self.head.weight.dtype))
-        scale = getattr(self.config, "logit_scale", 1.0) / getattr(self.config, "logits_scaling", 1.0)
-        if scale != 1:  # a pass over all logits that most targets need not make
-            logits = logits * scale
-        cap = getattr(self.config, "final_logit_softcapping", None)
-        return cap * torch.tanh(logits / cap) if cap else logits
+        return shape_logits(self.head(last_hidden.to(self.device, self.head.weight.dtype)), self.config)
 
     @together
     @torch.no_grad()
@@ -203,6 +198,15 @@ class Target:
             self.decoder.layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)
         else:
             self.decoder.layers[tap].register_forward_hook(keep_output)
+
+
+def shape_logits(logits: Tensor, config: Any) -> Tensor:
+    """What the head gives, scaled and softcapped as the model of the text config ``config`` does."""
+    scale = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+    if scale != 1:  # a pass over all logits that most targets need not make
+        logits = logits * scale
+    cap = getattr(config, "final_logit_softcapping", None)
+    return cap * torch.tanh(logits / cap) if cap else logits
 
 
 def _one_stream(state: Tensor) -> Tensor:

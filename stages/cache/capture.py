@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import torch
@@ -81,11 +82,12 @@ class Plan:
 def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | None:
     """Make (or find, or go on making) the target cache of ``answers``; with ``plan`` print what it would be.
 
-    With ``target.tensor_parallel`` groups of ranks work as one process each. Raises ``ConfigError`` where config and
-    answers contradict, ``ManifestError`` naming a damaged file of the answers, ``CacheError`` naming a sample that
-    cannot be cached or a cache that does not fit the disk.
+    With ``target.tensor_parallel`` groups of ranks work as one process each; a process alone leaves it to vLLM, where
+    that is the engine. Raises ``ConfigError`` where config and answers contradict, ``ManifestError`` naming a damaged
+    file of the answers, ``CacheError`` naming a sample that cannot be cached or a cache that does not fit the disk.
     """
-    if config.target.tensor_parallel == 1 or config.plan:
+    alone = ranks.world_size() == 1 and config.capture.engine == "vllm"
+    if config.target.tensor_parallel == 1 or config.plan or alone:
         return _run(config, store, answers, None)
     with target_group.join(config.target, targets.device_of(config.target)) as group:
         made: Artifact | None = group.work(
@@ -111,12 +113,13 @@ def _run(config: Config, store: Store, answers: Artifact, group: Group | None) -
     if config.plan:
         _print_plan(plan, spec, store.root, folder, config)
         return None
+    engine = _engine(config)
     name = f"{config.target.name}_{config.data.name}"
     work = begin_once(store, "cache", name, SCHEMA_VERSION, key, parents, settings)
     if isinstance(work, Artifact):
         return _already(work)
     _capture_all(config, work, plan, spec, group)
-    artifact = commit_once(store, work, lambda: _finish(work, plan, spec))
+    artifact = commit_once(store, work, lambda: _finish(work, plan, spec, engine))
     _say(f"target cache {artifact.reference}: {_summary(artifact.manifest.counts)} ({artifact.path})")
     return artifact
 
@@ -161,24 +164,54 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     return batches
 
 
+class Source(Protocol):
+    """What computes states: the target in this process, or an engine."""
+
+    def states(self, batches: Sequence[Sequence[Planned]]) -> Iterator[list[States]]:
+        """States of every sample of each batch: hidden [S, m*H], last_hidden [S, H]."""
+        ...
+
+    def logits(self, last_hidden: Tensor) -> Tensor:
+        """Logits [..., V] of final states [..., H]."""
+        ...
+
+
+class InProcess:
+    """The target in this process, or in the ranks of its group."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.logits = target, target.logits
+
+    def states(self, batches: Sequence[Sequence[Planned]]) -> Iterator[list[States]]:
+        """See ``Source``; ``CacheError`` naming the first sample of a batch whose states have another length."""
+        for batch in batches:
+            ids = torch.nn.utils.rnn.pad_sequence(
+                [planned.input_ids for planned in batch], batch_first=True
+            )  # [B, S]
+            # Padded on the right under causal attention: no token sees the padding, so no mask is needed, and the
+            # kernels without a mask are the fast ones.
+            states = self.target.run(ids)
+            if states.last_hidden.shape[:2] != ids.shape or states.hidden.shape[:2] != ids.shape:
+                got = tuple(states.last_hidden.shape[:2])
+                raise CacheError(
+                    f"sample {batch[0].key}: expected states of {tuple(ids.shape)} tokens, got {got}"
+                )
+            ends = [len(planned.input_ids) for planned in batch]
+            yield [
+                States(states.hidden[row, :end], states.last_hidden[row, :end])
+                for row, end in enumerate(ends)
+            ]
+
+
 def capture(
-    target: Target, samples: Sequence[Planned], spec: CacheSpec, batch_tokens: int
+    source: Source, samples: Sequence[Planned], spec: CacheSpec, batch_tokens: int
 ) -> Iterator[tuple[int, Sample]]:
     """(index, sample) of all ``samples``, batch by batch, shortest first; all states are finite."""
-    for batch in plan_batches([len(sample.input_ids) for sample in samples], batch_tokens):
-        ids = torch.nn.utils.rnn.pad_sequence(
-            [samples[i].input_ids for i in batch], batch_first=True
-        )  # [B, S]
-        # Padded on the right under causal attention: no token sees the padding, so no mask is needed, and the
-        # kernels without a mask are the fast ones.
-        states = target.run(ids)
-        if states.last_hidden.shape[:2] != ids.shape or states.hidden.shape[:2] != ids.shape:
-            got = tuple(states.last_hidden.shape[:2])
-            raise CacheError(
-                f"sample {samples[batch[0]].key}: expected states of {tuple(ids.shape)} tokens, got {got}"
-            )
-        for row, i in enumerate(batch):
-            sample = _cut(target, samples[i], states, row, spec)
+    batches = plan_batches([len(sample.input_ids) for sample in samples], batch_tokens)
+    found = source.states([[samples[i] for i in batch] for batch in batches])
+    for batch, states in zip(batches, found, strict=True):
+        for i, own in zip(batch, states, strict=True):
+            sample = _sample(source, samples[i], own, spec)
             check_finite(sample)
             yield i, sample
 
@@ -196,6 +229,8 @@ def _settings(config: Config, spec: CacheSpec, folder: Path, streams: int) -> di
     stored = {name: getattr(config.capture, name) for name in STORED}
     if spec.logits == "topk":
         stored["top_k"] = spec.top_k
+    if config.capture.engine != "hf":  # other kernels, other roundings
+        stored["engine"] = config.capture.engine
     merged = {"streams": f"mean of {streams}"} if streams > 1 else {}  # what a slot of such a target is
     return {
         "target": {
@@ -247,44 +282,69 @@ def _capture_all(config: Config, work: Work, plan: Plan, spec: CacheSpec, group:
         there = len(numbers) - len(left)
         _say(f"target cache: {there} of {len(numbers)} segments are there; going on with the rest")
     _check_room(spec, [tokens[unit] for unit in left], work.path)
-    target = Target.load(config.target, spec.taps, group)
-    target.check_head()
     total = sum(tokens[unit] for unit in left)
-    with progress("capturing states (tokens)", total, enabled=ranks.is_main()) as bar:
+    with (
+        _source(config, plan, spec, group, work.path) as source,
+        progress("capturing states (tokens)", total, enabled=ranks.is_main()) as bar,
+    ):
         for unit in share:
             bar.advance(
                 total - sum(tokens[other] for other in share.remaining) - bar.done
             )  # what others have done
             _capture_segment(
-                target, plan, numbers[unit], spec, config.capture.batch_tokens, work.path, bar.advance
+                source, plan, numbers[unit], spec, config.capture.batch_tokens, work.path, bar.advance
             )
 
 
+@contextmanager
+def _source(
+    config: Config, plan: Plan, spec: CacheSpec, group: Group | None, folder: Path
+) -> Iterator[Source]:
+    """The target that ``capture.engine`` names."""
+    if config.capture.engine == "vllm":
+        from stages.cache.capture_vllm import vllm_target
+
+        longest = max(len(sample.input_ids) for sample in plan.samples)
+        with vllm_target(config, spec, folder, longest) as source:
+            yield source
+        return
+    target = Target.load(config.target, spec.taps, group)
+    target.check_head()
+    yield InProcess(target)
+
+
+def _engine(config: Config) -> dict[str, str]:
+    """What the counts record of an engine other than this process; refuses one that is not there."""
+    if config.capture.engine == "hf":
+        return {}
+    from stages.cache.vllm_process import vllm_version
+
+    return {"engine": f"vllm {vllm_version(config.capture.vllm)}"}
+
+
 def _capture_segment(
-    target: Target, plan: Plan, number: int, spec: CacheSpec, batch_tokens: int, folder: Path, advance: Any
+    source: Source, plan: Plan, number: int, spec: CacheSpec, batch_tokens: int, folder: Path, advance: Any
 ) -> None:
     """Capture one segment in batches by length, and write it in the segment's own order."""
     planned = [plan.samples[i] for i in plan.segments[number]]
     captured: list[Sample | None] = [None] * len(planned)
-    for i, sample in capture(target, planned, spec, batch_tokens):
+    for i, sample in capture(source, planned, spec, batch_tokens):
         captured[i] = sample
         advance(len(sample.input_ids))
     drop_damaged(folder, [number])  # one that is there but not whole would stay in the way of the new one
     write_segment(folder, number, [sample for sample in captured if sample is not None], spec)
 
 
-def _cut(target: Target, planned: Planned, states: States, row: int, spec: CacheSpec) -> Sample:
-    """The unpadded states of one row of a batch, on the CPU, in memory of their own."""
-    length = len(planned.input_ids)
-    last = states.last_hidden[row, :length]
+def _sample(source: Source, planned: Planned, states: States, spec: CacheSpec) -> Sample:
+    """The states of one sample, on the CPU, in memory of their own."""
     return Sample(
         input_ids=planned.input_ids,
         loss_mask=planned.loss_mask,
-        hidden=_own(states.hidden[row, :length]),
-        last_hidden=_own(last),
+        hidden=_own(states.hidden),
+        last_hidden=_own(states.last_hidden),
         split=planned.split,
         key=planned.key,
-        logits=None if spec.logits == "none" else _logits(target, last, spec),
+        logits=None if spec.logits == "none" else _logits(source, states.last_hidden, spec),
     )
 
 
@@ -292,11 +352,11 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _logits(target: Target, last_hidden: Tensor, spec: CacheSpec) -> Logits:
+def _logits(source: Source, last_hidden: Tensor, spec: CacheSpec) -> Logits:
     """Logits of final states [S, H], a few rows at a time: the K largest and the log-sum-exp, or all."""
     values, ids, sums = [], [], []
     for rows in last_hidden.split(LOGIT_ROWS):
-        logits = target.logits(rows)  # [rows, V]
+        logits = source.logits(rows)  # [rows, V]
         if spec.logits == "topk":
             sums.append(logits.float().logsumexp(-1))
             logits, top = logits.topk(spec.top_k, dim=-1)
@@ -316,7 +376,7 @@ def _check_room(spec: CacheSpec, tokens: Sequence[int], folder: Path) -> None:
         )
 
 
-def _finish(work: Work, plan: Plan, spec: CacheSpec) -> dict[str, Any]:
+def _finish(work: Work, plan: Plan, spec: CacheSpec, engine: dict[str, str]) -> dict[str, Any]:
     """Hash all segments once more against their records, write the index, and return the counts.
 
     Raises ``CacheError`` (and removes the segment, so that the next run makes it anew) when one is damaged.
@@ -324,7 +384,7 @@ def _finish(work: Work, plan: Plan, spec: CacheSpec) -> dict[str, Any]:
     errors = drop_damaged(work.path, range(len(plan.segments)))
     if errors:
         raise CacheError(f"{'; '.join(errors)}; removed: run the same command again")
-    extra = {"truncated": plan.truncated, "left_out": plan.left_out}
+    extra = {"truncated": plan.truncated, "left_out": plan.left_out, **engine}
     sealed = {name: getattr(work, name) for name in SEALED if name != "counts"}
     return write_index(work.path, spec, len(plan.segments), sealed | {"counts": extra})
 

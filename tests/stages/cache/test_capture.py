@@ -21,7 +21,7 @@ from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, Targ
 from pipeline.target import States, Target
 from stages.cache import capture as module
 from stages.cache import forecast
-from stages.cache.capture import Planned, capture, plan_batches, plan_capture, run_capture
+from stages.cache.capture import InProcess, Planned, capture, plan_batches, plan_capture, run_capture
 from stages.cache.forecast import spec_of
 
 LENGTHS = ((4, 6), (3, 9), (8, 2), (5, 5), (2, 20), (7, 1))  # prompt and answer tokens
@@ -302,7 +302,7 @@ def test_states_that_are_not_finite_name_the_sample(target: Target, monkeypatch:
 
     monkeypatch.setattr(target, "run", poisoned)
     with pytest.raises(CacheError, match="sample second: hidden: not finite at token 2 of 6"):
-        list(capture(target, [planned(5, "first"), planned(6, "second")], spec, 100))
+        list(capture(InProcess(target), [planned(5, "first"), planned(6, "second")], spec, 100))
 
 
 def test_states_of_another_length_name_the_sample(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ def test_states_of_another_length_name_the_sample(target: Target, monkeypatch: p
     original = target.run
     monkeypatch.setattr(target, "run", lambda ids: original(ids[:, 1:]))
     with pytest.raises(CacheError, match=r"sample first: expected states of \(1, 5\) tokens, got \(1, 4\)"):
-        list(capture(target, [planned(5, "first")], spec, 100))
+        list(capture(InProcess(target), [planned(5, "first")], spec, 100))
 
 
 # --- doing it once, and going on ---
