@@ -424,10 +424,10 @@ AT_LEAST = {
     "answers.max_new_tokens": 1, "answers.batch_size": 1, "answers.chunk_prompts": 1, "answers.openai.concurrency": 1,
     "answers.openai.retries": 0, "capture.max_length": 2, "capture.batch_tokens": 1, "capture.segment_tokens": 1,
     "capture.chunk_tokens": 1, "capture.top_k": 1, "capture.vllm.timeout": 1,
-    "drafter.block_size": 1, "drafter.depth": 1, "drafter.markov_rank": 0, "drafter.num_taps": 0, "drafter.vocab_size": 2, "drafter.train_steps": 1,
-    "drafter.loss.chunk_slots": 1, "train.global_batch": 1, "train.micro_batch": 1,
-    "train.anchors": 1, "train.checkpoint_every": 1, "train.evaluate_every": 1, "train.keep_checkpoints": 1,
-    "train.workers": 0, "train.heldout_samples": 0, "evaluate.max_new_tokens": 1,
+    "drafter.block_size": 1, "drafter.depth": 1, "drafter.markov_rank": 0, "drafter.num_taps": 0,
+    "drafter.vocab_size": 2, "drafter.train_steps": 1, "drafter.loss.chunk_slots": 1, "train.global_batch": 1,
+    "train.micro_batch": 1, "train.anchors": 1, "train.checkpoint_every": 1, "train.evaluate_every": 1,
+    "train.keep_checkpoints": 1, "train.workers": 0, "train.heldout_samples": 0, "evaluate.max_new_tokens": 1,
     "evaluate.temperature": 0, "evaluate.bootstrap": 1,
     "evaluate.chunk_prompts": 1, "evaluate.batch": 1, "evaluate.profile_tokens": 1,
     "evaluate.profile_repeats": 1, "evaluate.calibration_prompts": 1,
@@ -654,7 +654,10 @@ def _contradictions_in_serving(config: Config) -> list[tuple[bool, str]]:
             f"engine={engine}: only stage=evaluate asks a server (answers=openai lets one answer for the cache)",
         ),
         *(
-            (engine is not None and given, f"{key}: a server (engine={engine}) does not let itself be told that")
+            (
+                engine is not None and given,
+                f"{key}: a server (engine={engine}) does not let itself be told that",
+            )
             for key, given in in_process.items()
         ),
     ]
