@@ -27,7 +27,7 @@ MINUTES = 60  # of one step at most; llama.cpp takes ten to build on two cores
 LOCAL = (
     "vllm_norms",
     "triton_on_cpu",
-)  # packages beside this file, built out of a copy: pip leaves things behind
+)  # packages beside this file; a copy is built, since pip leaves things behind
 # Extras of vision and sound: their builds break vLLM's import, and text needs none of them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
@@ -146,9 +146,7 @@ def run(command: Sequence[str | Path]) -> str:
 
 
 def _build_vllm(folder: Path) -> None:
-    """A correction of its norms on a CPU; and ``extras``, which lets its second runner work without a GPU: only runs that
-    need that see it (PYTHONPATH).
-    """
+    """A correction of its norms on a CPU; and ``extras``, on the PYTHONPATH of runs by its second runner."""
     packages = [Path(shutil.copytree(HERE / name, folder / "source" / name)) for name in LOCAL]
     pip(folder, "install", "--no-deps", packages[0])
     pip(folder, "install", "--no-deps", "--target", folder / "extras", packages[1])
