@@ -117,7 +117,7 @@ def one_page(one: Evaluation, study: dict[str, Any] | None) -> Page:
 def served_page(one: Evaluation, promised: Evaluation | None) -> Page:
     """The report of an evaluation of a server."""
     facts, rows = one.summary["facts"], one.rows
-    headlines = _headlines(*rows[-1], one.label) if rows else []
+    headlines = _headlines(*rows[-1], served.SERVED) if rows else []
     subtitle = f"served by {facts['device']}; {', '.join(one.named) or 'no figures'}; {one.created[:10]}"
     return Page(f"{facts['draft']} on {facts['target']}", subtitle, headlines, served.sections(one, promised))
 

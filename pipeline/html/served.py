@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipeline.html import comparing, provenance
 from pipeline.html.evaluation import Evaluation
 from pipeline.html.model import Block, Cell, Note, Section, Table, plain, told, words
 
+PROMISED, SERVED = "promised", "served"
 WORDS = (
     "accepted length = tokens after an answer's first / rounds (verification steps; those without a draft, which "
     "engines do not count, included); an engine's own mean, 1 + accepted / steps, also counts drafts beyond an "
@@ -30,13 +32,15 @@ COUNTED = (
 
 def sections(served: Evaluation, promised: Evaluation | None) -> list[Section]:
     """``promised``: the draft's own evaluation with the same benchmarks, where there is one."""
-    shown = [served] if promised is None else [promised, served]
+    both = {PROMISED: promised, SERVED: served}
+    known = {label: one for label, one in both.items() if one is not None}
+    shown = [replace(one, label=label) for label, one in known.items()]
     return [
         _figures(shown),
-        _counted(served),
+        _counted(shown[-1]),
         *([comparing.positions(shown)] if served.positions else []),
         provenance.settings(shown),
-        provenance.ancestry(shown),
+        provenance.ancestry(list(known.values())),  # by their references
     ]
 
 

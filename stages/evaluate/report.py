@@ -259,9 +259,10 @@ def show_tables(
     rows: Sequence[tuple[str, ...]],
     columns: Sequence[str] = COLUMNS,
     narrow: Sequence[Sequence[str]] = NARROW,
+    wide: int = WIDE,
 ) -> None:
-    """One table; on a narrow screen two with the columns of ``narrow``, so that no line is folded."""
-    for chosen in [columns] if console.console.width >= WIDE else narrow:
+    """One table; on a screen of less than ``wide`` two with the columns of ``narrow``, so that no line is folded."""
+    for chosen in [columns] if console.console.width >= wide else narrow:
         places = [columns.index(column) for column in chosen]
         console.table(title, chosen, [[row[place] for place in places] for row in rows])
 

@@ -20,7 +20,7 @@ from pipeline.acceptance import average, summary
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.html.evaluation import committed, in_the_making
 from pipeline.html.page import PAGE, write_served_html
-from pipeline.html.served import WORDS
+from pipeline.html.served import PROMISED, SERVED, WORDS
 from pipeline.reporting import MACRO, markdown_table
 from pipeline.servers import ServerError
 from stages.evaluate import report
@@ -38,8 +38,8 @@ from stages.evaluate.report import (
 )
 from stages.evaluate.served_figures import figures, longest
 
-PROMISED, SERVED = "promised", "served"
 BESIDE = ("benchmark", "", *COLUMNS[1:])
+WIDE = 148  # columns of a screen that the whole table fits on
 NARROW = (
     ("benchmark", "", "accepted length", "tokens/s", "plain", "speedup"),
     ("benchmark", "", "prompts", "acceptance", "acceptance by position"),
@@ -93,12 +93,10 @@ def write_report(
     if result["positions"]:
         plot_positions(folder / POSITIONS_PLOT, result)
     plot_lengths(folder / LENGTH_PLOT, result)
-    served = replace(in_the_making(work, result, store), label=f"{SERVED} ({work.name})")
     beside = None
     if promised is not None:
-        label = f"{PROMISED} ({promised.reference})"
-        beside = replace(committed(promised, store, label), summary=result["served"]["promised"]["summary"])
-    write_served_html(folder, served, beside)
+        beside = replace(committed(promised, store), summary=result["served"]["promised"]["summary"])
+    write_served_html(folder, in_the_making(work, result, store), beside)
     return result
 
 
@@ -278,7 +276,7 @@ def _title(result: dict[str, Any]) -> str:
 def show(artifact: Artifact) -> None:
     """The last screen, from the stored summary: table, artifact, and what to type next."""
     result = read_json(artifact.path / SUMMARY)
-    show_tables(_title(result), rows_of(result), BESIDE, NARROW)
+    show_tables(_title(result), rows_of(result), BESIDE, NARROW, WIDE)
     for text in footnotes(result):
         console.say(f"  {text}".replace("[", r"\["))
     console.panel(
