@@ -58,19 +58,9 @@ def write_html(folder: Path, evaluations: Sequence[Evaluation], study: dict[str,
     return path
 
 
-def write_served_html(folder: Path, one: Evaluation, promised: Evaluation | None) -> Path:
-    """Write ``report.html`` of an evaluation of a server, beside the draft's own where there is one."""
-    path = folder / PAGE
-    path.write_text(_text(served_page(one, promised)), encoding="utf-8")
-    return path
-
-
 def render(evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> str:
     """The page's text; see ``write_html``."""
-    return _text(_page(evaluations, study))
-
-
-def _text(page: Page) -> str:
+    page = _page(evaluations, study)
     environment = Environment(
         loader=PackageLoader("pipeline.html", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -82,7 +72,7 @@ def _text(page: Page) -> str:
 def _page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:
     if len(evaluations) == 1:
         one = evaluations[0]
-        return served_page(one, None) if "served" in one.summary else one_page(one, study)
+        return served_page(one) if "served" in one.summary else one_page(one, study)
     return comparison_page(evaluations, study) if evaluations else study_page(study or {})
 
 
@@ -114,12 +104,12 @@ def one_page(one: Evaluation, study: dict[str, Any] | None) -> Page:
     return Page(f"{facts['draft']} on {facts['target']}", subtitle, headlines, sections)
 
 
-def served_page(one: Evaluation, promised: Evaluation | None) -> Page:
-    """The report of an evaluation of a server."""
+def served_page(one: Evaluation) -> Page:
+    """The report of an evaluation of a server, beside the draft's own where there is one."""
     facts, rows = one.summary["facts"], one.rows
     headlines = _headlines(*rows[-1], served.SERVED) if rows else []
     subtitle = f"served by {facts['device']}; {', '.join(one.named) or 'no figures'}; {one.created[:10]}"
-    return Page(f"{facts['draft']} on {facts['target']}", subtitle, headlines, served.sections(one, promised))
+    return Page(f"{facts['draft']} on {facts['target']}", subtitle, headlines, served.sections(one))
 
 
 def _headlines(_: str, path: str, metrics: dict[str, Any], evaluation: str = "") -> list[tuple[str, Cell]]:

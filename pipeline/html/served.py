@@ -10,6 +10,13 @@ from pipeline.html.evaluation import Evaluation
 from pipeline.html.model import Block, Cell, Note, Section, Table, plain, told, words
 
 PROMISED, SERVED = "promised", "served"
+TOLD = (
+    "summary",
+    "created",
+    "packages",
+    "revision",
+    "fingerprint",
+)  # of the promised evaluation, in the served's summary
 WORDS = (
     "accepted length = tokens after an answer's first / rounds (verification steps; those without a draft, which "
     "engines do not count, included); an engine's own mean, 1 + accepted / steps, also counts drafts beyond an "
@@ -30,9 +37,9 @@ COUNTED = (
 )
 
 
-def sections(served: Evaluation, promised: Evaluation | None) -> list[Section]:
-    """``promised``: the draft's own evaluation with the same benchmarks, where there is one."""
-    both = {PROMISED: promised, SERVED: served}
+def sections(served: Evaluation) -> list[Section]:
+    """What ``served`` found, beside the draft's own evaluation of the same benchmarks where its summary holds one."""
+    both = {PROMISED: _promised(served), SERVED: served}
     known = {label: one for label, one in both.items() if one is not None}
     shown = [replace(one, label=label) for label, one in known.items()]
     return [
@@ -42,6 +49,15 @@ def sections(served: Evaluation, promised: Evaluation | None) -> list[Section]:
         provenance.settings(shown),
         provenance.ancestry(list(known.values())),  # by their references
     ]
+
+
+def _promised(served: Evaluation) -> Evaluation | None:
+    """The draft's own evaluation, as the served one's summary tells of it."""
+    known = served.summary["served"]["promised"]
+    if known is None:
+        return None
+    ancestors = [one for one in served.ancestors if one.role != PROMISED]
+    return Evaluation(known["reference"], ancestors=ancestors, **{name: known[name] for name in TOLD})
 
 
 def _figures(shown: Sequence[Evaluation]) -> Section:

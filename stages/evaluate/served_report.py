@@ -6,7 +6,7 @@ not tell is None there, and a dash in the tables. With a ``promised`` evaluation
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -18,9 +18,9 @@ from data_specs.served import read_answers
 from pipeline import console
 from pipeline.acceptance import average, summary
 from pipeline.artifacts import Artifact, Store, Work
-from pipeline.html.evaluation import committed, in_the_making
-from pipeline.html.page import PAGE, write_served_html
-from pipeline.html.served import PROMISED, SERVED, WORDS
+from pipeline.html.evaluation import in_the_making
+from pipeline.html.page import PAGE, write_html
+from pipeline.html.served import PROMISED, SERVED, TOLD, WORDS
 from pipeline.reporting import MACRO, markdown_table
 from pipeline.servers import ServerError
 from stages.evaluate import report
@@ -86,17 +86,15 @@ def write_report(
         raise ServerError(f"{facts.server}: not one token was drafted: was the server started with a draft?")
     if promised is not None:
         told = promised_summary(promised, result["order"], resamples)
-        result["served"]["promised"] = {"reference": promised.reference, "summary": told}
+        made = {name: getattr(promised.manifest, name) for name in TOLD if name != "summary"}
+        result["served"]["promised"] = made | {"reference": promised.reference, "summary": told}
         _compare_answers(result, read_answers(folder), promised)
     write_json(folder / SUMMARY, result)
     (folder / MARKDOWN).write_text(markdown(result))
     if result["positions"]:
         plot_positions(folder / POSITIONS_PLOT, result)
     plot_lengths(folder / LENGTH_PLOT, result)
-    beside = None
-    if promised is not None:
-        beside = replace(committed(promised, store), summary=result["served"]["promised"]["summary"])
-    write_served_html(folder, in_the_making(work, result, store), beside)
+    write_html(folder, [in_the_making(work, result, store)])
     return result
 
 
