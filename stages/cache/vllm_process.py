@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,8 @@ from pipeline.work import Owner
 
 SCRIPT = Path(__file__).parent / "vllm_worker" / "worker.py"
 LOG, OWNER = "worker.log", "owner.json"
-LAST_LINES = 20  # of the log, in an error
+LAST_LINES, MOST_ERRORS = 12, 3  # of the log, in an error
+ERROR = re.compile(r"\b[\w.]*(?:Error|Exception): .+")
 LOOK_SECONDS = 0.5  # between two looks whether the process still runs
 END_SECONDS = 60.0  # for vLLM to give back what it holds
 # Imports nothing of vLLM: that takes half a minute, and some builds have another package name.
@@ -44,7 +46,7 @@ print(runpy.run_path(str(pathlib.Path(found.submodule_search_locations[0]) / "_v
 
 
 class WorkerError(UserError):
-    """vLLM ended, hung or said what it should not; the message holds the last lines of its log, and where it lies."""
+    """vLLM ended, hung or said what it should not; the message says where its log lies, and what stands in it."""
 
 
 def vllm_version(config: VllmConfig) -> str:
@@ -135,8 +137,12 @@ class Worker:
         return self._error(f"ended with {self.process.returncode}")
 
     def _error(self, text: str) -> WorkerError:
-        last = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-        return WorkerError(f"vLLM {text}; its log is {self.log}, and ends with:\n{last}")
+        log = self.log.read_text(errors="replace")
+        # What failed first, in a process of vLLM's, stands above the traceback of the one that waited for it.
+        errors = list(dict.fromkeys(ERROR.findall(log)))[:MOST_ERRORS]
+        parts = [("Errors in it:", errors), ("It ends with:", log.splitlines()[-LAST_LINES:])]
+        shown = [line for title, lines in parts if lines for line in (title, *lines)]
+        return WorkerError("\n".join([f"vLLM {text}; its log is {self.log}.", *shown]))
 
 
 @contextmanager
@@ -151,7 +157,7 @@ def started(config: VllmConfig, beside: Path, environment: dict[str, str]) -> It
         worker.end()
     except BaseException:
         worker.kill()
-        for path in folder.iterdir():
+        for path in folder.glob("*"):
             if path.name not in (LOG, OWNER):
                 path.unlink()
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import results
 import subjects
@@ -15,7 +16,10 @@ from data_specs.answers import AnswerRow, write_answers
 from pipeline.artifacts import Artifact, Store
 from pipeline.cache_store import CacheReader
 from pipeline.config import CaptureConfig, Config, DataConfig, TargetConfig, VllmConfig
-from stages.cache.capture import run_capture
+from stages.cache.capture import Planned, run_capture
+from stages.cache.capture_vllm import vllm_target
+from stages.cache.forecast import spec_of
+from stages.cache.vllm_process import WorkerError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]
 LENGTHS = ((4, 60), (3, 9), (30, 2), (5, 41), (2, 150), (7, 1))  # prompt and answer tokens
@@ -29,25 +33,27 @@ def row_of(number: int, prompt: int, answer: int) -> AnswerRow:
     )  # fmt: skip
 
 
-def captured(target: TargetConfig, root: Path, **settings: object) -> Artifact:
-    store = Store(root)
+def config_of(target: TargetConfig, root: Path, **settings: object) -> Config:
+    sizes = {"batch_tokens": 200, "segment_tokens": 100, "chunk_tokens": 16, "shard_tokens": 64}
+    capture = CaptureConfig(**sizes | settings)  # type: ignore[arg-type]
+    return Config(target=target, data=DataConfig(name="words"), capture=capture, artifacts=str(root))
+
+
+def by_vllm(target: TargetConfig, root: Path, vllm: Environment) -> Config:
+    options = {"kv_cache_memory_bytes": 128 << 20, "enforce_eager": True}
+    own = VllmConfig(python=str(vllm.python), timeout=300.0, options=options)
+    return config_of(target, root, engine="vllm", vllm=own)
+
+
+def captured(config: Config) -> Artifact:
+    store = Store(config.artifacts)
     if not store.list("answers"):
         work = store.begin("answers", "tiny_words", 1, "a" * 64, {}, {})
         write_answers(work.path / "00000.parquet", [row_of(i, *both) for i, both in enumerate(LENGTHS)])
         store.commit(work, {})
-    capture = CaptureConfig(
-        batch_tokens=200, segment_tokens=100, chunk_tokens=16, shard_tokens=64, **settings
-    )  # type: ignore[arg-type]
-    config = Config(target=target, data=DataConfig(name="words"), capture=capture, artifacts=str(root))
     made = run_capture(config, store, store.resolve("answers", "tiny_words"))
     assert made is not None
     return made
-
-
-def by_vllm(target: TargetConfig, root: Path, vllm: Environment) -> Artifact:
-    options = {"kv_cache_memory_bytes": 128 << 20, "enforce_eager": True}
-    own = VllmConfig(python=str(vllm.python), timeout=300.0, options=options)
-    return captured(target, root, engine="vllm", vllm=own)
 
 
 def error(made: Artifact, exact: Artifact) -> float:
@@ -73,15 +79,25 @@ def recorded(vllm: Environment, name: str, shown: str, holds: bool) -> None:
     assert holds, shown
 
 
+@pytest.mark.parametrize("processes", [1, 2])
 def test_states_in_fp32_are_those_of_the_target_in_process(
-    vllm: Environment, bench: subjects.Bench, tmp_path: Path
+    processes: int,
+    vllm: Environment,
+    bench: subjects.Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Taps out of order, the embedding's and the last layer's among them."""
+    """Taps out of order, the embedding's and the last layer's among them; vLLM alone, and split (tensor_parallel)."""
+    monkeypatch.setenv(
+        "VLLM_CPU_OMP_THREADS_BIND", "nobind"
+    )  # it wants a NUMA node for each process otherwise
     target = replace(bench.config, taps=[3, -1, 1, 0])
-    ours, theirs = captured(target, tmp_path), by_vllm(target, tmp_path, vllm)
+    ours = captured(config_of(target, tmp_path))
+    theirs = captured(by_vllm(replace(target, tensor_parallel=processes), tmp_path, vllm))
     assert theirs.manifest.counts["engine"] == "vllm 0.32.0"
     found = error(theirs, ours)
-    recorded(vllm, f"{bench.name}, fp32", f"states differ by {found:.1e}", found < 1e-5)
+    name = f"{bench.name}, fp32" + (f", on {processes} processes" if processes > 1 else "")
+    recorded(vllm, name, f"states differ by {found:.1e}", found < 1e-5)
 
 
 @pytest.mark.parametrize("name", ["tiny", "smollm2"])
@@ -90,9 +106,34 @@ def test_states_in_bf16_are_as_near_to_the_exact_ones_as_those_in_process(
 ) -> None:
     exact = replace(bench.config if name == "tiny" else subjects.SMOLLM2, taps=[1, 2, 3])
     target = replace(exact, dtype="bfloat16")
-    reference = captured(exact, tmp_path)
-    ours, theirs = (
-        error(made, reference) for made in (captured(target, tmp_path), by_vllm(target, tmp_path, vllm))
-    )
+    reference = captured(config_of(exact, tmp_path))
+    configs = (config_of(target, tmp_path), by_vllm(target, tmp_path, vllm))
+    ours, theirs = (error(captured(config), reference) for config in configs)
     shown = f"states differ from fp32's by {theirs:.1e}, in process by {ours:.1e}"
     recorded(vllm, f"{name}, bf16", shown, theirs < 1.5 * ours < 0.1)
+
+
+@pytest.mark.parametrize("killed", ["engine", "stage"])
+def test_what_is_killed_takes_all_of_vllm_with_it(
+    killed: str, vllm: Environment, bench: subjects.Bench, tmp_path: Path
+) -> None:
+    """kill -9 of vLLM's engine, a process of its own; and of the stage, which closes the worker's pipe."""
+    config = by_vllm(replace(bench.config, taps=[1]), tmp_path, vllm)
+    ids = torch.arange(20)
+    batches, spec = [[Planned("one", "train", ids, ids > 3)]], spec_of(config, bench.tensors.config)
+    with pytest.raises(WorkerError), vllm_target(config, spec, tmp_path / "work", 20) as target:
+        assert len(list(target.states(batches))) == 1
+        process = target.worker.process
+        others = psutil.Process(process.pid).children(recursive=True)
+        assert others
+        if killed == "stage":
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(30) == -9
+            assert not target.worker.folder.exists()
+            raise WorkerError("as it was to be")
+        for other in others:
+            other.kill()
+        list(target.states(batches))
+    _, alive = psutil.wait_procs(others, timeout=30)
+    assert not alive

@@ -185,8 +185,8 @@ WRONG = {
     "half a file": "sample 0202.*:0: vLLM wrote no whole file of states: ",
 }
 FAILED = {
-    "refuses": "vLLM ended with 1; its log is .*/worker.log, and ends with:(.|\n)*ValueError: no such architecture",
-    "dies": "vLLM ended with -9; its log is .*/worker.log, and ends with:\nvLLM prints to standard output",
+    "refuses": "vLLM ended with 1; its log is .*/worker.log.\nErrors in it:\nValueError: no such architecture\nIt",
+    "dies": "vLLM ended with -9; its log is .*/worker.log.\nIt ends with:\nvLLM prints to standard output",
 }
 
 
