@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_specs.errors import UserError
-from data_specs.parquet import write_table
+from data_specs.parquet import read_table, write_table
 
 SCHEMA_VERSION = 1
 ROUNDS, HELDOUT_ROUNDS, SWEEP_ROUNDS = "rounds", "calibration", "sweep"
@@ -73,14 +72,4 @@ def read_rounds(folder: Path, part: str = ROUNDS) -> pa.Table:
     paths = sorted((folder / part).glob("*.parquet"))
     if not paths:
         raise EvaluationError(f"{folder / part}: expected Parquet files of rounds, found none")
-    return pa.concat_tables([_read(path) for path in paths])
-
-
-def _read(path: Path) -> pa.Table:
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise EvaluationError(f"{path}: expected a Parquet file of rounds, got: {error}") from None
-    if not table.schema.equals(SCHEMA):
-        raise EvaluationError(f"{path}: expected the columns {SCHEMA.names}, got {table.schema.names}")
-    return table
+    return pa.concat_tables([read_table(path, SCHEMA, "rounds", EvaluationError) for path in paths])

@@ -8,6 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_specs.errors import UserError
+
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Write ``table`` to ``path``: a temporary name, fsync, rename. Artifacts.commit removes what a kill leaves."""
@@ -17,3 +19,14 @@ def write_table(path: Path, table: pa.Table) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     temporary.replace(path)
+
+
+def read_table(path: Path, schema: pa.Schema, what: str, error: type[UserError]) -> pa.Table:
+    """The table at ``path``; ``error`` names the file that is no Parquet file of ``what``, or has other columns."""
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as cause:
+        raise error(f"{path}: expected a Parquet file of {what}, got: {cause}") from None
+    if not table.schema.equals(schema):
+        raise error(f"{path}: expected the columns {schema.names}, got {table.schema.names}")
+    return table

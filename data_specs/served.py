@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_specs.evaluation import EvaluationError
-from data_specs.parquet import write_table
+from data_specs.parquet import read_table, write_table
 
 SCHEMA_VERSION = 1
 ANSWERS = "answers"
@@ -55,14 +54,4 @@ def read_answers(folder: Path) -> pa.Table:
     paths = sorted((folder / ANSWERS).glob("*.parquet"))
     if not paths:
         raise EvaluationError(f"{folder / ANSWERS}: expected Parquet files of answers, found none")
-    return pa.concat_tables([_read(path) for path in paths])
-
-
-def _read(path: Path) -> pa.Table:
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise EvaluationError(f"{path}: expected a Parquet file of answers, got: {error}") from None
-    if not table.schema.equals(SCHEMA):
-        raise EvaluationError(f"{path}: expected the columns {SCHEMA.names}, got {table.schema.names}")
-    return table
+    return pa.concat_tables([read_table(path, SCHEMA, "answers", EvaluationError) for path in paths])

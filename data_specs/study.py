@@ -30,10 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_specs.errors import UserError
-from data_specs.parquet import write_table
+from data_specs.parquet import read_table, write_table
 
 SCHEMA_VERSION = 1
 STEPS, TIMES, POOL = "steps", "times", "pool.parquet"
@@ -93,10 +92,4 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema) ->
 
 def read_rows(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
     """The rows of ``path``. Raises ``StudyError`` naming the file that is no Parquet file or has other columns."""
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise StudyError(f"{path}: expected a Parquet file of a study, got: {error}") from None
-    if not table.schema.equals(schema):
-        raise StudyError(f"{path}: expected the columns {schema.names}, got {table.schema.names}")
-    return table.to_pylist()
+    return read_table(path, schema, "a study", StudyError).to_pylist()
