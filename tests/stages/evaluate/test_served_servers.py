@@ -102,6 +102,16 @@ def test_llama_cpp_without_metrics_tells_two_numbers():
     assert short.counters == Counters(None, 0, 0, None)
 
 
+def test_llama_cpp_rounds_large_counters(capsys):
+    """A count of a million is written as 1e+06, and stays so for the next five tokens."""
+    with serving("llama_cpp") as fake:
+        fake.counts["generated"] = 1_000_000
+        _, reply = ask(fake)
+        ask(fake)
+    assert reply.counters == Counters(None, 18, 6, None)
+    assert capsys.readouterr().out.count("more than six digits") == 2  # once a run
+
+
 @pytest.mark.parametrize("kind", ["vllm", "llama_cpp"])
 def test_a_plain_server_has_no_counters(kind):
     with serving(kind, draft=False) as fake:
