@@ -23,7 +23,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 READY = "ready.json"
-MINUTES = 60  # of one step at most; llama.cpp takes ten to build on two cores
+MINUTES = 180  # of one step at most; llama.cpp takes ten to build on two free cores
 LOCAL = (
     "vllm_norms",
     "triton_on_cpu",
@@ -80,6 +80,7 @@ def environment(name: str) -> Environment:
     folder = root() / f"{recipe.name}-{recipe.version}"
     with _alone(folder):
         if not _is_ready(folder, recipe):
+            (folder / READY).unlink(missing_ok=True)  # first: what is half removed is not ready
             shutil.rmtree(folder, ignore_errors=True)
             _make(folder, recipe)
         return Environment(folder, json.loads((folder / READY).read_text())["versions"])
