@@ -13,7 +13,7 @@ study.json:
     facts        draft, target, sampler, prompts, max_new_tokens, device, dtype, calibrated, drafts (G), policies, seed
     real         [{"policy", "concurrency", "repeats", "throughputs" (of each), "metrics" (means over them)}]
     simulated    [{"sps", "policy", "concurrency", "arrival" (requests a second; null: all at once), "metrics"}];
-                 sps "this machine": with the costs timed just before and after each point, as the prediction has it
+                 sps "this machine": with costs that were timed beside the points, as the prediction has it
     prediction   [{"policy", "concurrency", "real", "simulated", "error"}]: tokens a second, error = simulated/real - 1
     fronts       {system: {"points": {policy: [[speed, throughput], ...]}, "sla": {policy: {anchor: throughput|null}}}};
                  system "measured" or an SPS table's name; speed: tokens/s/user
@@ -34,7 +34,7 @@ import pyarrow as pa
 from data_specs.errors import UserError
 from data_specs.parquet import read_table, write_table
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STEPS, TIMES, POOL = "steps", "times", "pool.parquet"
 RESULT, MARKDOWN = "study.json", "study.md"
 BEFORE, POINT, AFTER = "before", "point", "after"
@@ -55,6 +55,7 @@ STEP_SCHEMA = pa.schema(
         ("draft_seconds", pa.float64()),
         ("schedule_seconds", pa.float64()),
         ("verify_seconds", pa.float64()),
+        ("pace", pa.float64()),  # seconds of a pass that is always the same, made shortly before
     ]
 )
 TIME_SCHEMA = pa.schema(

@@ -20,8 +20,8 @@ import numpy as np
 from data_specs.errors import UserError
 
 Array = np.ndarray
-# Neighbours differ by 5 %. At 100 hardly anything is left of a confidence but one half: a head that was overfitted needs
-# that much, and no temperature takes a confidence above one half below it.
+# Neighbours differ by 5 %. At 100 hardly anything is left of a confidence but one half: a head that was overfitted
+# needs that much, and no temperature takes a confidence above one half below it.
 GRID = np.geomspace(0.1, 100.0, 142)
 BINS = 20
 EDGE = 1e-9  # confidences are kept this far from 0 and 1, where a logit is infinite

@@ -174,16 +174,10 @@ def from_steps(steps: Sequence[Step], least: int = 3) -> TableCosts:
     )
 
 
-def pace(costs: Costs, steps: Iterable[Step]) -> float:
-    """Seconds that ``steps`` took over those that ``costs`` say: above 1 where the machine was slower."""
-    taken = said = 0.0
-    for s in steps:
-        taken += s.prefill_seconds + s.draft_seconds + s.verify_seconds
-        said += costs.prefill_seconds(s.prefilled)
-        if s.requests:
-            said += costs.draft_seconds(s.requests, s.drafted // s.requests)
-            said += float(costs.verify_seconds(s.requests, s.verified, s.context))
-    return taken / said
+def at_one_pace(steps: Iterable[Step]) -> list[Step]:
+    """``steps`` with their seconds in units of ``Step.pace``: as a machine of one speed would have taken them."""
+    parts = ("prefill_seconds", "draft_seconds", "schedule_seconds", "verify_seconds")
+    return [replace(s, pace=1.0, **{part: getattr(s, part) / s.pace for part in parts}) for s in steps]
 
 
 class StepRates:

@@ -55,3 +55,6 @@ class Step:
     draft_seconds: float
     schedule_seconds: float
     verify_seconds: float
+    pace: float = (
+        1.0  # seconds of a pass that is always the same, made shortly before: how fast the machine was
+    )

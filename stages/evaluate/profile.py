@@ -144,6 +144,20 @@ def _seconds(
     return np.array(verifying[WARM_UP:]), np.array(drafting[WARM_UP:])
 
 
+class Reference:
+    """A verification pass of ``counts`` [R] tokens a request that is always the same: how fast the machine is now."""
+
+    def __init__(self, target: Target, counts: list[int], context: int = 64) -> None:
+        self.counts, self.context = counts, context
+        self.ragged = RaggedTarget(target, len(counts), context + max(counts))
+
+    @torch.inference_mode()
+    def __call__(self) -> float:
+        """Its seconds."""
+        with self.ragged.attention():
+            return _verify(self.ragged, self.counts, self.context)
+
+
 def _verify(ragged: RaggedTarget, counts: list[int], context: int) -> float:
     """Seconds of one verification pass of ``counts`` tokens a request, the choice of tokens included."""
     ids = torch.ones(sum(counts), dtype=torch.int64, device=ragged.target.device)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from stages.evaluate.load import Request, Step, Times
 from stages.evaluate.scheduler import Array, Policy
 
 PREFILL_TOKENS = 512
+REFERENCE_EVERY = 4  # steps
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,10 @@ class Engine:
         self.drafts = most if drafts is None else min(drafts, most)
         self.temperatures = temperatures
         self.prefill_tokens, self.generator = prefill_tokens, generator
+        # A pass that is always the same; returns its seconds, which are not the run's (``Step.pace``).
+        self.reference: Callable[[], float] | None = None
         self.steps: list[Step] = []
+        self._pace = 1.0
         self._live: list[_Live] = []
         self._origin = self._mark = 0.0
 
@@ -115,8 +119,17 @@ class Engine:
         self._origin = self._mark = self._now()
         with self.ragged.attention():
             while queue or self._live:
+                self._refer()
                 self._admit(queue)
                 yield from self._step()
+
+    def _refer(self) -> None:
+        """How fast the machine is now, every few steps; the clock of the run stands still meanwhile."""
+        if self.reference is not None and len(self.steps) % REFERENCE_EVERY == 0:
+            began = self._now()
+            self._pace = self.reference()
+            self._origin += self._now() - began
+            self._lap()
 
     def _check(self, request: Request) -> None:
         """Every token of prompt and answer needs a position, and so do drafts that are verified in vain."""
@@ -158,7 +171,7 @@ class Engine:
             Step(
                 began, len(ready), done.context, done.drafted, done.verified, done.accepted, done.emitted + first,
                 sum(count for _, count in chunks), prefill_seconds, done.draft_seconds, done.schedule_seconds,
-                done.verify_seconds,
+                done.verify_seconds, self._pace,
             )
         )  # fmt: skip
         ended = [live for live in self._live if live.answer and self._ended(live)]

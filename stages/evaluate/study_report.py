@@ -129,8 +129,8 @@ def notes(result: dict[str, Any]) -> list[str]:
     if result["prediction"]:
         lines.append(
             "simulated: the recorded answers replayed with step costs that were timed beside the runs, at the pace "
-            "that the machine had just before and after each run (its speed drifts within minutes); nothing of the run "
-            "itself is used"
+            "that the machine had during each run: the speed of a shared one drifts, so a pass that is always the same "
+            "is timed between the steps, off the run's clock; of the run itself nothing is used"
         )
     return lines + [f"{name}: {note}" for name, note in facts["notes"].items()]
 

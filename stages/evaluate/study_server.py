@@ -18,8 +18,9 @@ from pipeline.target import Target
 from pipeline.target_files import load_tensors, load_tokenizer
 from stages.evaluate.benchmarks import load_prompts
 from stages.evaluate.calibration import scaled
-from stages.evaluate.costs import StepRates, from_steps
+from stages.evaluate.costs import StepRates, at_one_pace, from_steps
 from stages.evaluate.load import Step, Times
+from stages.evaluate.profile import Reference
 from stages.evaluate.recording import record
 from stages.evaluate.run import Job, check_fit
 from stages.evaluate.scheduler import Policy
@@ -56,6 +57,7 @@ class Server:
         self.target, self.draft, self.prompts = target, draft, prompts
         self.sampler, self.temperatures = sampler, temperatures
         self.study, self.seed = config.study, config.seed
+        self._reference: Reference | None = None
         self.last: tuple[int, list[Step]] | None = None  # concurrency and steps of the latest timing
 
     @classmethod
@@ -79,7 +81,7 @@ class Server:
         """An engine with ``slots``; ``drafts`` 0: without the draft."""
         capacity = max(map(len, self.prompts)) + max(self.study.max_new_tokens, self.study.timing_tokens)
         generator = torch.Generator(self.target.device).manual_seed(self.seed)
-        return Engine(
+        engine = Engine(
             self.target,
             self.draft if drafts else None,
             self.sampler,
@@ -90,6 +92,14 @@ class Server:
             temperatures=self.temperatures,
             generator=generator,
         )
+        engine.reference = self.reference(slots)
+        return engine
+
+    def reference(self, slots: int) -> Reference:
+        """The pass that tells the machine's speed at ``slots`` requests a time."""
+        if self._reference is None or len(self._reference.counts) != slots:
+            self._reference = Reference(self.target, [1 + self.draft.max_drafts // 2] * slots)
+        return self._reference
 
     def warm_up(self) -> None:
         """Run everything once before anything is timed."""
@@ -109,7 +119,7 @@ class Server:
         """
         fresh = self.last is None or self.last[0] != point.concurrency
         before = self.time_steps(point.concurrency) if fresh or self.last is None else self.last[1]
-        policy = point.arm.policy(StepRates(from_steps(before), self.draft.max_drafts))
+        policy = point.arm.policy(StepRates(from_steps(at_one_pace(before)), self.draft.max_drafts))
         engine = self.engine(policy, point.concurrency, point.arm.drafts)
         served = list(engine.serve(requests(self.prompts, count, self.study.max_new_tokens)))
         times = sorted((one.times for one in served), key=lambda times: times.number)

@@ -35,7 +35,9 @@ def test_every_stage_composes(stage: str) -> None:
     assert composed(f"stage={stage}").stage.name == stage
 
 
-GROUPS = ("target", "data", "answers", "capture", "drafter", "train", "deepspeed", "evaluate", "study", "export", "tracking")
+GROUPS = (
+    "target", "data", "answers", "capture", "drafter", "train", "deepspeed", "evaluate", "study", "export", "tracking",
+)  # fmt: skip
 EXTRA = {"hf": ["target.path=somewhere"], "local": ["data.sources=[{path: a.jsonl}]"]}
 OPTIONS = [(g, p.stem) for g in GROUPS for p in sorted((CONF / g).glob("*.yaml"))]
 

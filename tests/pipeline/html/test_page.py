@@ -36,7 +36,8 @@ def test_the_whole_page_says_what_the_json_says():
     for key in (
         "zeta/accepted_length", "macro/speedup", "alpha/survival/2", "zeta/conditional/0", "zeta/same_answers",
         "benchmarks/zeta/counts/answers", "benchmarks/alpha/finish/length", "context/1/draft_ms",
-        "calibration/after/1/ece", "calibration/temperatures/2", "sweep/9/rejected", "profile/contexts/1/points/2/seconds", "study/real/8/metrics/budget",
+        "calibration/after/1/ece", "calibration/temperatures/2", "sweep/9/rejected",
+        "profile/contexts/1/points/2/seconds", "study/real/8/metrics/budget",
         "study/simulated/1/metrics/throughput", "study/simulated/10/arrival", "study/prediction/0/error",
         "study/fronts/measured/sla/plain/10", "study/checks/h100/algorithm_1/shortfall",
     ):  # fmt: skip
@@ -51,7 +52,8 @@ def test_what_a_person_reads():
         "tiny_dspark on tiny", "2.50 [2.40, 2.53]", "50.0 % [40.0, 53.3]", "32,768 and more",
         "as the chat template has it",
         "Temperature 0 in float32: every answer is expected to equal the target's own. They all do.",
-        "a <CPU>, 2 cores, 2 threads, float32", "24.6 [24.0, 26.2]", "1,234 rounds of 8 held-out prompts of chat", "tiny_dspark:v2", "not in this store", "2026-11-30 03:19 UTC",
+        "a <CPU>, 2 cores, 2 threads, float32", "24.6 [24.0, 26.2]",
+        "1,234 rounds of 8 held-out prompts of chat", "tiny_dspark:v2", "not in this store", "2026-11-30 03:19 UTC",
         "torch 2.13.0", "Simulated with the costs of h100, Poisson arrivals", "at 80 tokens/s/user", "+3.6 %",
     ):  # fmt: skip
         assert words in text

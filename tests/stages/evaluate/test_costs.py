@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 
 from data_specs.sps import SpsTable
-from stages.evaluate.costs import CostError, Curve, StepRates, Surface, TableCosts, from_steps, from_table
+from stages.evaluate.costs import (
+    CostError,
+    Curve,
+    StepRates,
+    Surface,
+    TableCosts,
+    at_one_pace,
+    from_steps,
+    from_table,
+)
 from stages.evaluate.load import Step
 from stages.evaluate.scheduler import algorithm_1
 
@@ -82,3 +91,14 @@ def test_a_dear_draft_pass_makes_longer_chains_worth_while() -> None:
         for draft in (None, Surface({7: Curve.of([(1, 10.0)])}))
     ]
     assert lengths == [1, 4]
+
+
+def test_steps_at_one_pace() -> None:
+    """A machine that was half as fast for one of two equal steps: in units of the pace both took as long."""
+    slow = Step(0.0, 2, 10, 4, 6, 1, 3, 5, 0.4, 0.2, 0.02, 2.0, pace=0.5)
+    quick = Step(3.0, 2, 10, 4, 6, 1, 3, 5, 0.2, 0.1, 0.01, 1.0, pace=0.25)
+    found = at_one_pace([slow, quick])
+    assert [(s.prefill_seconds, s.draft_seconds, s.schedule_seconds, s.verify_seconds) for s in found] == [
+        (0.8, 0.4, 0.04, 4.0)
+    ] * 2
+    assert [s.pace for s in found] == [1.0, 1.0]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,23 @@ def test_a_request_waits_for_its_arrival(golden):
         s.prefill_seconds + s.draft_seconds + s.schedule_seconds + s.verify_seconds for s in made.steps
     )
     assert busy < second.times.finished - (0.2 - first.times.finished) + 0.01  # waiting is nobody's time
+
+
+def test_a_reference_pass_is_made_every_few_steps_and_takes_no_time(golden):
+    made = engine(golden, slots=2)
+    paces = iter(range(1, 100))
+
+    def reference():
+        time.sleep(0.05)
+        return float(next(paces))
+
+    made.reference = reference
+    served = list(made.serve(requests(2, limit=30)))
+    assert [step.pace for step in made.steps] == [1.0 + n // 4 for n in range(len(made.steps))]
+    busy = sum(
+        s.prefill_seconds + s.draft_seconds + s.schedule_seconds + s.verify_seconds for s in made.steps
+    )
+    assert max(one.times.finished for one in served) < busy + 0.04  # less than one of them
 
 
 def test_without_a_draft_a_step_makes_a_token_a_request(golden):
