@@ -63,7 +63,7 @@ case $engine in
                 exit 2
             fi
         done
-        exec "${LLAMA_SERVER:-llama-server}" -m "$export/target.gguf" -md "$export/draft.gguf" --host 127.0.0.1 \
+        exec "${LLAMA_SERVER:-llama-server}" -m "$export/target.gguf" -md "$export/draft.gguf" --host 127.0.0.1 --metrics \
             --spec-type "draft-$kind" --spec-draft-n-max "$drafts" "$@" ;;
     mlx)
         exec "${MLX_DSPARK:-mlx-dspark}" serve --mode "$kind" --model "$target" --drafter "$export" --host 127.0.0.1 \

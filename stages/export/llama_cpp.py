@@ -34,7 +34,7 @@ def serve(facts: Facts, target: str, folder: str) -> list[str]:
         ]
     else:
         made = []
-    options = f"--spec-type draft-{facts.kind} --spec-draft-n-max {facts.drafts}"
+    options = f"--metrics --spec-type draft-{facts.kind} --spec-draft-n-max {facts.drafts}"
     return [*made, f"llama-server -m {whole} -md {draft} {options}"]
 
 
