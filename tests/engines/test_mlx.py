@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,20 @@ from stages.export.source import read_source
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]
 
 
-def check(environment: Environment, subject: Subject, name: str, folder: Path) -> None:
-    facts = read_source(folder).facts
-    request = {"target": str(subject.folder), "draft": None, "prompts": subject.prompts, "new": subject.new}
+def readable(target: Path, copy: Path) -> Path:
+    """The target with ``rope_theta`` at the top of its config.json: mlx-lm's Llama knows no other place, and takes
+    10,000 where transformers 5 has put it into ``rope_parameters``.
+    """
+    shutil.copytree(target, copy)
+    config = json.loads((copy / "config.json").read_text())
+    theta = {"rope_theta": config["rope_parameters"]["rope_theta"]}
+    (copy / "config.json").write_text(json.dumps(config | theta))
+    return copy
+
+
+def check(environment: Environment, subject: Subject, name: str, folder: Path, scratch: Path) -> None:
+    facts, target = read_source(folder).facts, readable(subject.folder, scratch / "target")
+    request = {"target": str(target), "draft": None, "prompts": subject.prompts, "new": subject.new}
     request["positions"] = facts.drafts
     own = ask(environment, "mlx_run.py", request)["answers"]
     request["draft"] = {"kind": facts.kind, "folder": str(folder)}
@@ -31,9 +44,10 @@ def check(environment: Environment, subject: Subject, name: str, folder: Path) -
 
 
 @pytest.mark.parametrize("name", ["dspark", "dspark_reduced", "dflash", "dflash_fill_in"])
-def test_mlx_drafts_as_draftline_does(mlx, bench, export, name: str) -> None:
-    check(mlx, bench, name, export(bench.draft(name), "mlx"))
+def test_mlx_drafts_as_draftline_does(mlx, bench, export, tmp_path, name: str) -> None:
+    check(mlx, bench, name, export(bench.draft(name), "mlx"), tmp_path)
 
 
-def test_mlx_drafts_for_smollm2(mlx, smollm2, export) -> None:
-    check(mlx, smollm2, "DSpark of the quickstart", export(smollm2.draft("quickstart"), "mlx"))
+def test_mlx_drafts_for_smollm2(mlx, smollm2, export, tmp_path) -> None:
+    folder = export(smollm2.draft("quickstart"), "mlx")
+    check(mlx, smollm2, "DSpark of the quickstart", folder, tmp_path)
