@@ -17,6 +17,8 @@ folder is removed, and the worker ends with all that it started.
 
 import fcntl
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
 import queue
 import shutil
@@ -41,10 +43,24 @@ def main() -> None:
         channel.write(json.dumps(message) + "\n")
         channel.flush()
 
-    llm = _load(lines.get(), folder)
+    llm, ends = _load(lines.get(), folder), threading.Event()
+    threading.Thread(target=_watch, args=(ends,), daemon=True).start()
     tell({"ready": True})
     while "batch" in (asked := lines.get()):
-        tell(_answer(llm, json.loads((folder / asked["batch"]).read_text()), folder))
+        tell(_answer(llm, json.loads((folder / asked["batch"]).read_text())))
+    ends.set()
+
+
+def _watch(ends: threading.Event) -> None:
+    """End with the first of vLLM's processes: its client would wait for ever for an engine that was killed."""
+    children = multiprocessing.active_children()
+    if (
+        children
+        and multiprocessing.connection.wait([child.sentinel for child in children])
+        and not ends.is_set()
+    ):
+        print("a process of vLLM has ended", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def _listen(lines: Lines, folder: Path) -> None:
@@ -69,7 +85,7 @@ def _load(arguments: dict[str, Any], folder: Path) -> Any:
     return LLM(**arguments, kv_transfer_config=connector | extra)
 
 
-def _answer(llm: Any, samples: list[list[int]], folder: Path) -> dict[str, Any]:
+def _answer(llm: Any, samples: list[list[int]]) -> dict[str, Any]:
     from vllm import SamplingParams
 
     one = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)

@@ -4,6 +4,7 @@ Copied to vllm/__init__.py by the tests of capture_vllm.py; imports nothing that
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -28,6 +29,9 @@ class LLM:
         transfer = arguments["kv_transfer_config"]
         self.folder = Path(transfer["kv_connector_extra_config"]["shared_storage_path"])
         Path(arguments["table"]).with_suffix(".json").write_text(json.dumps(arguments))
+        if self.fault == "engine dies":
+            self.engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+            self.engine.start()
         print("vLLM prints to standard output")
         if self.fault == "refuses":
             raise ValueError("no such architecture")
@@ -45,6 +49,9 @@ class LLM:
     def _one(self, name: str, ids: list[int]) -> Any:
         if self._has("dies"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._has("engine dies"):
+            self.engine.kill()
+            time.sleep(600)
         if self._has("hangs"):
             child = subprocess.Popen(["sleep", "600"])
             (self.folder.parent / "child").write_text(str(child.pid))

@@ -186,6 +186,7 @@ WRONG = {
 }
 FAILED = {
     "refuses": "vLLM ended with 1; its log is .*/worker.log.\nErrors in it:\nValueError: no such architecture\nIt",
+    "engine dies": "vLLM ended with 1; .*\n(.|\n)*a process of vLLM has ended",
     "dies": "vLLM ended with -9; its log is .*/worker.log.\nIt ends with:\nvLLM prints to standard output",
 }
 
