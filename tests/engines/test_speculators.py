@@ -67,8 +67,8 @@ def test_the_library_computes_what_was_exported(speculators, bench, export, tmp_
     folder = export(bench.draft(name), "speculators")
     draft = checkpoint.load(bench.draft(name))
     batch, path = sample(bench, draft.config.target_layer_ids, tmp_path)
-    request = {"folder": str(folder), "batch": str(path), "logits": str(tmp_path / "logits"), "make": None}
-    ask(speculators, "speculators_run.py", request)
+    request = {"folder": str(folder), "target": str(bench.folder), "batch": str(path)}
+    ask(speculators, "speculators_run.py", request | {"logits": str(tmp_path / "logits"), "make": None})
     compare(speculators, f"{name} (speculators)", draft, batch, tmp_path / "logits")
 
 

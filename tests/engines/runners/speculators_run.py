@@ -1,6 +1,6 @@
 """Runs in speculators' environment: logits of a draft that the library reads, or of one that it makes and trains.
 
-Standard input: {"folder", "batch", "logits", "make": null | {"kind", "steps", "config"}}. ``batch``: safetensors of
+Standard input: {"folder", "target", "batch", "logits", "make": null | {"kind", "steps", "config"}}. ``batch``: safetensors of
 input_ids [1, S], hidden [1, S, m*H], last_hidden [1, S, H], anchors bool [1, S], the target's embedding and head, and
 the tables of a reduced vocabulary. ``logits``: where safetensors with logits [A, slots, D] (the tokens before each are
 the sample's own) are written.
@@ -18,19 +18,20 @@ from speculators.losses import resolve_loss_config
 VERIFIERS = {"embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight"}
 
 
-def read(folder):
-    """The draft in ``folder`` by the library's loader, and the names that it leaves to the verifier: it has all others,
-    and no more, and the model holds what the file does.
+def read(folder, target):
+    """The draft in ``folder`` by the library's loader, with the verifier in ``target``: the file has all that is not the
+    verifier's, and no more, and the model holds what it has.
     """
     config = SpeculatorModelConfig.from_pretrained(folder)
     config.transformer_layer_config._attn_implementation = "eager"
+    config.speculators_config.verifier.name_or_path = target  # an export for a Hub id names it
     model = SpeculatorModel.from_pretrained(folder, config=config)
     written, held = load_file(f"{folder}/model.safetensors"), model.state_dict()
-    absent = held.keys() - written.keys()
-    assert absent <= VERIFIERS, f"the file lacks {sorted(absent - VERIFIERS)}"
+    absent = held.keys() - written.keys() - VERIFIERS
+    assert not absent, f"the file lacks {sorted(absent)}"
     assert not written.keys() - held.keys(), f"the file has {sorted(written.keys() - held.keys())} besides"
     assert all(torch.equal(held[name], value) for name, value in written.items())
-    return model, absent
+    return model
 
 
 def make(asked):
@@ -41,14 +42,12 @@ def make(asked):
     return SpeculatorModel.registered_model_class_from_config(config)(config)
 
 
-def take_verifier(model, batch, absent):
-    """Embedding and head are the verifier's where they are ``absent``: checkpoints leave out what it has."""
+def take_verifier(model, batch):
+    """Embedding and head of a new draft are the verifier's."""
     head = batch["head"] if model.t2d is None else batch["head"][model.t2d]
     with torch.no_grad():
-        if "embed_tokens.weight" in absent:
-            model.embed_tokens.weight.copy_(batch["embedding"])
-        if "lm_head.weight" in absent:
-            model.lm_head.weight.copy_(head)
+        model.embed_tokens.weight.copy_(batch["embedding"])
+        model.lm_head.weight.copy_(head)
         model.verifier_lm_head.weight.copy_(head)
 
 
@@ -114,12 +113,11 @@ def main():
         model = make(made)
         if model.t2d is not None:
             model.load_vocab_mappings(batch["t2d"], batch["d2t"])
-        take_verifier(model, batch, ("embed_tokens.weight", "lm_head.weight"))
+        take_verifier(model, batch)
         train(model, batch, made["kind"], made["steps"])
         model.save_pretrained(asked["folder"])
     else:
-        model, absent = read(asked["folder"])
-        take_verifier(model, batch, absent)
+        model = read(asked["folder"], asked["target"])
     kind = model.config.speculators_model_type
     save_file({"logits": observed_logits(model, batch, kind).contiguous()}, asked["logits"])
     print(json.dumps({"kind": kind}))
