@@ -1,7 +1,7 @@
 """Runs in speculators' environment: logits of a draft that the library reads, or of one that it makes and trains.
 
-Standard input: {"folder", "target", "batch", "logits", "make": null | {"kind", "steps", "config"}}. ``batch``: safetensors of
-input_ids [1, S], hidden [1, S, m*H], last_hidden [1, S, H], anchors bool [1, S], the target's embedding and head, and
+Standard input: {"folder", "target", "batch", "logits", "make": null | {"kind", "steps", "config"}}. ``batch``: safetensors
+of input_ids [1, S], hidden [1, S, m*H], last_hidden [1, S, H], anchors bool [1, S], the target's embedding and head, and
 the tables of a reduced vocabulary. ``logits``: where safetensors with logits [A, slots, D] (the tokens before each are
 the sample's own) are written.
 """
@@ -19,8 +19,9 @@ VERIFIERS = {"embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight",
 
 
 def read(folder, target):
-    """The draft in ``folder`` by the library's loader, with the verifier in ``target``: the file has all that is not the
-    verifier's, and no more, and the model holds what it has.
+    """The draft in ``folder`` by the library's loader, with the verifier in ``target``.
+
+    The file has all that is not the verifier's, and no more, and the model holds what it has.
     """
     config = SpeculatorModelConfig.from_pretrained(folder)
     config.transformer_layer_config._attn_implementation = "eager"
