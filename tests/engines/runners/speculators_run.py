@@ -1,9 +1,9 @@
 """Runs in speculators' environment: logits of a draft that the library reads, or of one that it makes and trains.
 
-Standard input: {"folder", "target", "batch", "logits", "make": null | {"kind", "steps", "config"}}. ``batch``: safetensors
-of input_ids [1, S], hidden [1, S, m*H], last_hidden [1, S, H], anchors bool [1, S], the target's embedding and head, and
-the tables of a reduced vocabulary. ``logits``: where safetensors with logits [A, slots, D] (the tokens before each are
-the sample's own) are written.
+Standard input: {"folder", "target", "batch", "logits", "make": null | {"kind", "steps", "config"}}. ``batch``:
+safetensors of input_ids [1, S], hidden [1, S, m*H], last_hidden [1, S, H], anchors bool [1, S], the target's embedding
+and head, and the tables of a reduced vocabulary. ``logits``: where safetensors with logits [A, slots, D] (the tokens
+before each are the sample's own) are written.
 """
 
 import importlib
