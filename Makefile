@@ -29,7 +29,7 @@ test: environment ## the test suite (quick part)
 test-slow: environment ## the tests that take minutes
 	@$(RUN) -m pytest -m slow
 
-test-engines: environment ## exported drafts in the real engines (set up first: half an hour, 8 GB in ~/.cache/draftline)
+test-engines: environment ## exported drafts in the real engines (set up first: half an hour, 10 GB in ~/.cache/draftline)
 	@$(RUN) -m pytest -m engine tests/engines -rs
 
 $(VENV)/.checkers: $(VENV)/.ready
