@@ -1,5 +1,6 @@
 """llama.cpp's convert_hf_to_gguf.py, which takes tokenizers that it knows by their hash only: the tiny one passes for
-GPT-2's, which splits bytes alike. ``$LLAMA_CPP`` is the checkout, ``export.converter`` this file.
+GPT-2's, which splits bytes alike. It has no merges, without which llama.cpp loads nothing; one is made up, which prompts
+of ids never meet. ``$LLAMA_CPP`` is the checkout, ``export.converter`` this file.
 """
 
 import os
@@ -11,11 +12,19 @@ if __name__ == "__main__":
     checkout = Path(os.environ["LLAMA_CPP"])
     sys.path[:0] = [str(checkout), str(checkout / "gguf-py")]
     from conversion.base import TextModel
+    from gguf import SpecialVocab
 
     known = TextModel.get_vocab_base_pre
 
     def guessed(self, tokenizer):
         return known(self, tokenizer) if len(tokenizer) > 1000 else "gpt-2"
 
+    added = SpecialVocab.add_to_gguf
+
+    def merged(self, writer, quiet=False):
+        self.merges = self.merges or ["a b"]
+        added(self, writer, quiet)
+
     TextModel.get_vocab_base_pre = guessed
+    SpecialVocab.add_to_gguf = merged
     runpy.run_path(str(checkout / "convert_hf_to_gguf.py"), run_name="__main__")
