@@ -1,6 +1,6 @@
 """llama.cpp's convert_hf_to_gguf.py, which takes tokenizers that it knows by their hash only: the tiny one passes for
-GPT-2's, which splits bytes alike. It has no merges, without which llama.cpp loads nothing; one is made up, which prompts
-of ids never meet. ``$LLAMA_CPP`` is the checkout, ``export.converter`` this file.
+GPT-2's, which splits bytes alike. It has no merges, without which llama.cpp loads nothing: one is made up, which
+prompts of ids never meet. ``$LLAMA_CPP`` is the checkout, ``export.converter`` this file.
 """
 
 import os

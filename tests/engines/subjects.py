@@ -122,14 +122,21 @@ class Subject:
 
 
 class Known(Subject):
-    """SmolLM2-135M with the draft in a folder."""
+    """SmolLM2-135M with the draft in a folder.
 
-    name, new = "SmolLM2-135M", 24
+    The answers are longer than ``new`` (told to go beyond an end, llama.cpp bans the end token), and nowhere in them is
+    the second token within 0.05 of the first: engines round differently.
+    """
+
+    name, new = "SmolLM2-135M", 32
     config = SMOLLM2
 
     def __init__(self, draft: Path) -> None:
         self._draft = draft
-        chats = ["Name three primary colors.", "What is the capital of France?"]
+        chats = [
+            "A box holds 6 eggs. How many eggs are in 4 boxes?",
+            "Write a Python function that returns the sum of a list of numbers.",
+        ]
         self.prompts = [self._asked(text) for text in chats]
 
     def draft(self, name: str) -> Path:
