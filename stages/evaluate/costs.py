@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from statistics import fmean
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,13 +52,21 @@ class Curve:
     seconds: Array
 
     @classmethod
-    def of(cls, points: Iterable[tuple[float, float]]) -> Curve:
-        """The curve through (count, seconds); several seconds of one count give their mean, which total times go by."""
-        grouped = groupby(sorted(points), key=lambda point: point[0])
-        found = [(count, fmean(seconds for _, seconds in same)) for count, same in grouped]
-        if not found:
+    def of(cls, points: Iterable[tuple[float, float] | tuple[float, float, float]]) -> Curve:
+        """The curve through (count, seconds), or (count, seconds, pace) for seconds in units of the pace.
+
+        Of one count it is total seconds over total pace (1 each, where none is given): total times go by means, and a
+        mean of ratios would be too large, as every pace is a single noisy measurement.
+        """
+        totals: dict[float, list[float]] = {}
+        for count, seconds, *pace in points:
+            total = totals.setdefault(count, [0.0, 0.0])
+            total[0] += seconds
+            total[1] += pace[0] if pace else 1.0
+        if not totals:
             raise CostError("costs: expected at least one measured count, got none")
-        counts, values = zip(*found, strict=True)
+        counts = sorted(totals)
+        values = [totals[count][0] / totals[count][1] for count in counts]
         return cls(np.array(counts, dtype=np.float64), np.array(values, dtype=np.float64))
 
     def __call__(self, count: float | Array) -> Array:
@@ -83,11 +89,11 @@ class Surface:
     curves: dict[int, Curve]
 
     @classmethod
-    def of(cls, points: Iterable[tuple[int, float, float]]) -> Surface:
-        """The surface through (first count, second count, seconds)."""
-        grouped: dict[int, list[tuple[float, float]]] = {}
-        for first, second, seconds in points:
-            grouped.setdefault(first, []).append((second, seconds))
+    def of(cls, points: Iterable[tuple[int, float, float] | tuple[int, float, float, float]]) -> Surface:
+        """The surface through (first count, second count, seconds), or these and a pace (``Curve.of``)."""
+        grouped: dict[int, list[Any]] = {}
+        for first, *point in points:
+            grouped.setdefault(first, []).append(point)
         return cls({first: Curve.of(grouped[first]) for first in sorted(grouped)})
 
     def __call__(self, first: float, second: float | Array, scales: bool = False) -> Array:
@@ -130,13 +136,14 @@ class TableCosts:
         return self.verify(requests, tokens, scales=True) + self.position * context
 
     def scaled(self, factor: float) -> TableCosts:
-        """The same on a machine that takes ``factor`` times as long (the policy's own time excepted)."""
+        """The same on a machine that takes ``factor`` times as long."""
         return replace(
             self,
             verify=self.verify.scaled(factor),
             draft=None if self.draft is None else self.draft.scaled(factor),
             prefill=self.prefill.scaled(factor),
             position=factor * self.position,
+            schedule=None if self.schedule is None else factor * self.schedule,
         )
 
 
@@ -153,31 +160,25 @@ def from_table(table: SpsTable, schedule: float | None = None) -> TableCosts:
 
 
 def from_steps(steps: Sequence[Step], least: int = 3) -> TableCosts:
-    """Costs by steps of the engine (step_timing.py): means by requests, tokens and drafts.
+    """Costs by steps of the engine (step_timing.py), in units of their pace: means by requests, tokens and drafts.
 
-    Numbers of requests with fewer than ``least`` steps are left out, unless there are no others. Context is not told
-    apart: time prompts as long as those that will be served. Raises ``CostError`` without a step that
-    verified, or none that prefilled.
+    ``TableCosts.scaled`` by a pace gives the seconds of a machine of that speed. Numbers of requests with fewer than
+    ``least`` steps are left out, unless there are no others. Context is not told apart: time prompts as long as those
+    that will be served. Raises ``CostError`` without a step that verified, or none that prefilled.
     """
     verified = [s for s in steps if s.requests]
-    prefilled = [(s.prefilled, s.prefill_seconds) for s in steps if s.prefilled]
+    prefilled = [(s.prefilled, s.prefill_seconds, s.pace) for s in steps if s.prefilled]
     if not verified or not prefilled:
         raise CostError("costs: expected steps that prefill and steps that verify, got none of one kind")
     seen = Counter(s.requests for s in verified)
     often = [s for s in verified if seen[s.requests] >= min(least, max(seen.values()))]
-    drafted = [(s.drafted // s.requests, s.requests, s.draft_seconds) for s in often if s.drafted]
+    drafted = [(s.drafted // s.requests, s.requests, s.draft_seconds, s.pace) for s in often if s.drafted]
     return TableCosts(
-        Surface.of((s.requests, s.verified, s.verify_seconds) for s in often),
+        Surface.of((s.requests, s.verified, s.verify_seconds, s.pace) for s in often),
         Surface.of(drafted) if drafted else None,
         Curve.of(prefilled),
-        schedule=fmean(s.schedule_seconds for s in often),
+        schedule=sum(s.schedule_seconds for s in often) / sum(s.pace for s in often),
     )
-
-
-def at_one_pace(steps: Iterable[Step]) -> list[Step]:
-    """``steps`` with their seconds in units of ``Step.pace``: as a machine of one speed would have taken them."""
-    parts = ("prefill_seconds", "draft_seconds", "schedule_seconds", "verify_seconds")
-    return [replace(s, pace=1.0, **{part: getattr(s, part) / s.pace for part in parts}) for s in steps]
 
 
 class StepRates:

@@ -24,7 +24,10 @@ from data_specs.errors import UserError
 Array = np.ndarray
 BY_CONFIDENCE = ("threshold", "algorithm_1", "asynchronous")  # policies that look at confidences
 STEP = 1e-12  # what an equally likely draft one position later counts less
-Policy = Callable[[Array], Array]  # confidences [R, G] of the current step -> lengths [R]
+# Confidences [R, G] of the current step -> lengths [R]. A confidence is 0 for what is no candidate (beyond the limit of
+# its request) and for nothing else: how many candidates there are tells nothing of how likely they are.
+Policy = Callable[[Array], Array]
+LEAST = 1e-9  # of a candidate's confidence, as policies are given it
 
 
 class ScheduleError(UserError):
@@ -106,19 +109,21 @@ def fixed(confidences: Array, length: int) -> Array:
 class Asynchronous:
     """The asynchronous form over a run: the schedule of a step is known before its confidences are.
 
-    Until two steps have passed the capacity is ``start`` drafts a request.
+    A capacity is a share of the candidates, which are fewer where requests near their limits. Until two steps have
+    passed it is ``start`` drafts a request.
     """
 
     def __init__(self, rate: Rate, start: int = 1) -> None:
         self.rate, self.start = rate, start
-        self.known: list[float] = []  # capacities of the last two steps, drafts a request
+        self.known: list[float] = []  # capacities of the last two steps, shares of their candidates
 
     def __call__(self, confidences: Array) -> Array:
         """Lengths of this step's requests."""
-        requests = len(confidences)
-        each = self.known[-2] if len(self.known) > 1 else float(self.start)
-        lengths = by_rank(confidences, round(each * requests))
-        self.known = [*self.known[-1:], capacity(confidences, self.rate) / max(1, requests)]
+        candidates = int(np.count_nonzero(confidences))
+        known = len(self.known) > 1
+        count = round(self.known[-2] * candidates) if known else self.start * len(confidences)
+        lengths = by_rank(confidences, count)
+        self.known = [*self.known[-1:], capacity(confidences, self.rate) / max(1, candidates)]
         return lengths
 
 
@@ -145,6 +150,12 @@ def policy(
     if name == "asynchronous" and rate is not None:
         return Asynchronous(rate)
     raise ScheduleError(f"policy: expected none, fixed, threshold, algorithm_1 or asynchronous, got {name}")
+
+
+def candidates(confidences: Array, room: Array) -> Array:
+    """What a policy is given: ``confidences`` [R, G] of the first ``room`` [R] drafts of each request, 0 beyond."""
+    within = np.arange(np.shape(confidences)[1]) < room[:, None]
+    return np.where(within, np.maximum(confidences, LEAST), 0.0)
 
 
 def _descending(a: Array) -> Array:

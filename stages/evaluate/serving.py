@@ -28,10 +28,10 @@ from pipeline.target import States, Target
 from stages.evaluate.calibration import scaled
 from stages.evaluate.decode import DecodeError, Round, cut_at_end
 from stages.evaluate.load import Request, Step, Times
-from stages.evaluate.scheduler import Array, Policy
+from stages.evaluate.scheduler import Array, Policy, candidates
 
 PREFILL_TOKENS = 512
-REFERENCE_EVERY = 4  # steps
+REFERENCE_EVERY = 2  # steps
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Engine:
                 yield from self._step()
 
     def _refer(self) -> None:
-        """How fast the machine is now, every few steps; the clock of the run stands still meanwhile."""
+        """How fast the machine is now, every other step; the clock of the run stands still meanwhile."""
         if self.reference is not None and len(self.steps) % REFERENCE_EVERY == 0:
             began = self._now()
             self._pace = self.reference()
@@ -276,8 +276,7 @@ class Engine:
             if self.temperatures is not None:
                 confidences = scaled(confidences, np.asarray(self.temperatures)[:width])
         # What would go beyond a request's limit is no candidate: it must not take the place of another's.
-        confidences = np.where(np.arange(width) < room[:, None], confidences, 0.0)
-        return np.minimum(self.policy(confidences), room)
+        return np.minimum(self.policy(candidates(confidences, room)), room)
 
     def _observe(self, live: list[_Live], counts: list[int], ids: Tensor, states: States) -> None:
         if self.draft is not None and live:

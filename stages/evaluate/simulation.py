@@ -18,7 +18,7 @@ from data_specs.errors import UserError
 from stages.evaluate.costs import Costs
 from stages.evaluate.decode import Round
 from stages.evaluate.load import Step, Times
-from stages.evaluate.scheduler import Policy
+from stages.evaluate.scheduler import Policy, candidates
 
 Array = np.ndarray
 
@@ -247,9 +247,7 @@ class _Run:
         lengths = room
         if self.policy is not None:
             confidences = self.pool.confidences[self._rows(slots), :width]
-            lengths = np.minimum(
-                self.policy(np.where(np.arange(width) < room[:, None], confidences, 0.0)), room
-            )
+            lengths = np.minimum(self.policy(candidates(confidences, room)), room)
         schedule = time.perf_counter() - began if self.costs.schedule is None else self.costs.schedule
         return lengths, width * len(slots), self.costs.draft_seconds(len(slots), width), schedule
 

@@ -27,8 +27,8 @@ class Turns:
 
 
 def lengths_of(drafts: int) -> list[int]:
-    """Chain lengths to be timed: none, one, half of a block and all of it."""
-    return sorted({0, 1, (drafts + 1) // 2, drafts})
+    """Chain lengths to be timed: none, one, two, half of a block and all of it."""
+    return sorted({0, 1, min(2, drafts), (drafts + 1) // 2, drafts})
 
 
 def timing_requests(prompts: Sequence[tuple[int, ...]], slots: int, tokens: int) -> list[Request]:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -297,7 +298,7 @@ def show_plan(config: Config, plan: Plan) -> None:
     rows, seconds = [], 0.0
     for concurrency in study.concurrencies:
         steps = server.time_steps(concurrency)
-        costs = from_steps(steps)
+        costs = from_steps(steps).scaled(fmean(step.pace for step in steps))
         count = request_count(study, concurrency)
         rounds = -(-count // concurrency) * study.max_new_tokens
         each = rounds * float(costs.verify_seconds(concurrency, concurrency, 0))

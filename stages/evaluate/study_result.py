@@ -15,7 +15,7 @@ import numpy as np
 from data_specs.sps import SpsTable
 from data_specs.study import MACHINE, MEASURED
 from pipeline.config import StudyConfig
-from stages.evaluate.costs import Costs, StepRates, TableCosts, at_one_pace, from_steps, from_table
+from stages.evaluate.costs import Costs, StepRates, TableCosts, from_steps, from_table
 from stages.evaluate.load import Step
 from stages.evaluate.load_fronts import Point as FrontPoint
 from stages.evaluate.load_fronts import front, shortfall, sla
@@ -109,7 +109,7 @@ def shapes_of(points: dict[Point, Measured]) -> dict[int, TableCosts]:
     timed: dict[int, list[Step]] = {}
     for point, measured in points.items():
         timed.setdefault(point.concurrency, []).extend(measured.before + measured.after)
-    return {concurrency: from_steps(at_one_pace(steps)) for concurrency, steps in timed.items()}
+    return {concurrency: from_steps(steps) for concurrency, steps in timed.items()}
 
 
 def _predicted(
@@ -124,7 +124,7 @@ def _predicted(
     for point, measured in repeats:
         shape = shapes[point.concurrency]
         costs = shape.scaled(fmean(step.pace for step in measured.steps))
-        policy = point.arm.policy(StepRates(from_steps(at_one_pace(measured.before)), facts.drafts))
+        policy = point.arm.policy(StepRates(from_steps(measured.before), facts.drafts))
         load = cycle(pool, request_count(study, point.concurrency))
         run = simulate(pool, load, costs, policy, point.concurrency, point.arm.drafts)
         found.append(metrics(run.steps, run.times))

@@ -18,7 +18,7 @@ from pipeline.target import Target
 from pipeline.target_files import load_tensors, load_tokenizer
 from stages.evaluate.benchmarks import load_prompts
 from stages.evaluate.calibration import scaled
-from stages.evaluate.costs import StepRates, at_one_pace, from_steps
+from stages.evaluate.costs import StepRates, from_steps
 from stages.evaluate.load import Step, Times
 from stages.evaluate.profile import Reference
 from stages.evaluate.recording import record
@@ -92,7 +92,8 @@ class Server:
             temperatures=self.temperatures,
             generator=generator,
         )
-        engine.reference = self.reference(slots)
+        if self.study.simulate:  # nothing else asks how fast the machine was
+            engine.reference = self.reference(slots)
         return engine
 
     def reference(self, slots: int) -> Reference:
@@ -119,7 +120,7 @@ class Server:
         """
         fresh = self.last is None or self.last[0] != point.concurrency
         before = self.time_steps(point.concurrency) if fresh or self.last is None else self.last[1]
-        policy = point.arm.policy(StepRates(from_steps(at_one_pace(before)), self.draft.max_drafts))
+        policy = point.arm.policy(StepRates(from_steps(before), self.draft.max_drafts))
         engine = self.engine(policy, point.concurrency, point.arm.drafts)
         served = list(engine.serve(requests(self.prompts, count, self.study.max_new_tokens)))
         times = sorted((one.times for one in served), key=lambda times: times.number)

@@ -8,7 +8,6 @@ from stages.evaluate.costs import (
     StepRates,
     Surface,
     TableCosts,
-    at_one_pace,
     from_steps,
     from_table,
 )
@@ -93,12 +92,20 @@ def test_a_dear_draft_pass_makes_longer_chains_worth_while() -> None:
     assert lengths == [1, 4]
 
 
-def test_steps_at_one_pace() -> None:
-    """A machine that was half as fast for one of two equal steps: in units of the pace both took as long."""
+def test_costs_are_in_units_of_the_pace_and_scale_with_it() -> None:
+    """A machine that was half as fast for one of two equal steps: both took four times the pace of their moment."""
     slow = Step(0.0, 2, 10, 4, 6, 1, 3, 5, 0.4, 0.2, 0.02, 2.0, pace=0.5)
     quick = Step(3.0, 2, 10, 4, 6, 1, 3, 5, 0.2, 0.1, 0.01, 1.0, pace=0.25)
-    found = at_one_pace([slow, quick])
-    assert [(s.prefill_seconds, s.draft_seconds, s.schedule_seconds, s.verify_seconds) for s in found] == [
-        (0.8, 0.4, 0.04, 4.0)
-    ] * 2
-    assert [s.pace for s in found] == [1.0, 1.0]
+    costs = from_steps([slow, quick])
+    assert costs.prefill_seconds(5) == pytest.approx(0.8) and costs.draft_seconds(2, 2) == pytest.approx(0.4)
+    assert costs.schedule == pytest.approx(0.04) and float(costs.verify_seconds(2, 6, 0)) == pytest.approx(
+        4.0
+    )
+    quicker = costs.scaled(0.25)
+    assert quicker.schedule == pytest.approx(0.01)
+    assert float(quicker.verify_seconds(2, 6, 0)) == pytest.approx(1.0)
+
+
+def test_noise_of_the_pace_does_not_make_steps_dearer() -> None:
+    """Steps of 2 s each while the pace is measured as 1 and as 3: 4 in 4, where the ratios' mean would be 4 in 3."""
+    assert float(Curve.of([(1, 2.0, 1.0), (1, 2.0, 3.0)])(1)) == 1.0

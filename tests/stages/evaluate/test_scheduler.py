@@ -98,6 +98,20 @@ def test_the_asynchronous_form_takes_the_capacity_of_two_steps_before() -> None:
     assert seen == [[1], [1], [2], [0], [0]]
 
 
+def test_an_asynchronous_capacity_is_a_share_of_the_candidates() -> None:
+    """A request near its limit has fewer candidates: that is no reason to verify less of the next one."""
+    policy = scheduler.Asynchronous(StepRate(np.ones(9)))  # verifying is free: everything is worth it
+    whole, near_its_limit = np.full((1, 4), 0.5), np.array([[0.5, 0.0, 0.0, 0.0]])
+    seen = [policy(c).tolist() for c in (near_its_limit, near_its_limit, whole, near_its_limit, whole)]
+    assert seen == [[1], [1], [4], [1], [4]]
+
+
+def test_candidates_are_told_by_the_room_alone() -> None:
+    """However unlikely a draft is said to be, it stays a candidate: the number of them must not tell of confidences."""
+    given = scheduler.candidates(np.array([[0.0, 0.5], [0.0, 0.5]]), np.array([2, 1]))
+    assert given.tolist() == [[1e-9, 0.5], [1e-9, 0.0]]
+
+
 def test_baselines() -> None:
     confidences = np.array([[0.9, 0.2, 0.9], [0.1, 0.9, 0.9]])
     assert scheduler.threshold(confidences, 0.5).tolist() == [1, 0]

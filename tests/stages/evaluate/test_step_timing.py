@@ -6,7 +6,7 @@ from stages.evaluate.step_timing import Turns, lengths_of, timing_requests
 def test_lengths_come_in_turn() -> None:
     turns = Turns([0, 1, 7])
     assert [turns(np.ones((2, 3))).tolist() for _ in range(4)] == [[0, 0], [1, 1], [3, 3], [0, 0]]
-    assert (lengths_of(7), lengths_of(2), lengths_of(1)) == ([0, 1, 4, 7], [0, 1, 2], [0, 1])
+    assert (lengths_of(7), lengths_of(2), lengths_of(1)) == ([0, 1, 2, 4, 7], [0, 1, 2], [0, 1])
 
 
 def test_places_of_short_requests_are_taken_by_others() -> None:
