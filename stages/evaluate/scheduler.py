@@ -62,6 +62,39 @@ class StepRate:
         return self.rates[first - 1 : last]
 
 
+class Convex:
+    """``rate`` with the largest convex curve below its seconds a step: what an early stop needs.
+
+    tau is concave in the number of admissions (a descends), so over convex seconds Theta has one peak, and the first
+    draft that does not improve it is the last word. Over a measured, jagged curve it would be that of the first bump.
+    """
+
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+        self._known: dict[tuple[int, int], Array] = {}
+
+    def span(self, first: int, last: int) -> Array:
+        """See ``Rate``."""
+        if (first, last) not in self._known:
+            self._known[first, last] = 1 / convex(1 / self.rate.span(first, last))
+        return self._known[first, last]
+
+
+def convex(values: Array) -> Array:
+    """The largest convex curve below ``values`` [n] of equally spaced places (lower hull, Andrew 1979)."""
+    hull: list[int] = []
+    for place, value in enumerate(values):
+        while len(hull) > 1 and _bends_up(values, hull[-2], hull[-1], place, value):
+            hull.pop()
+        hull.append(place)
+    return np.interp(np.arange(len(values)), hull, values[hull])
+
+
+def _bends_up(values: Array, left: int, middle: int, right: int, value: float) -> bool:
+    """Whether the middle one lies on or above the line from left to right."""
+    return bool((values[middle] - values[left]) * (right - left) >= (value - values[left]) * (middle - left))
+
+
 def survival(confidences: Array) -> Array:
     """a [R, G], the cumulative product of confidences [R, G]. Raises ``ScheduleError`` for values outside [0, 1]."""
     confidences = np.asarray(confidences, dtype=np.float64)
@@ -146,7 +179,7 @@ def policy(
     if name == "threshold":
         return partial(threshold, least=least)
     if name == "algorithm_1" and rate is not None:
-        return partial(algorithm_1, rate=rate)
+        return partial(algorithm_1, rate=Convex(rate))
     if name == "asynchronous" and rate is not None:
         return Asynchronous(rate)
     raise ScheduleError(f"policy: expected none, fixed, threshold, algorithm_1 or asynchronous, got {name}")

@@ -98,6 +98,21 @@ def test_the_asynchronous_form_takes_the_capacity_of_two_steps_before() -> None:
     assert seen == [[1], [1], [2], [0], [0]]
 
 
+def test_the_largest_convex_curve_below() -> None:
+    assert scheduler.convex(np.array([1.0, 3.0, 2.0, 2.0, 4.0])).tolist() == pytest.approx(
+        [1.0, 4 / 3, 5 / 3, 2.0, 4.0]
+    )
+    assert scheduler.convex(np.array([1.0, 2.0, 4.0])).tolist() == [1.0, 2.0, 4.0]
+    assert scheduler.convex(np.array([3.0])).tolist() == [3.0]
+
+
+def test_a_bump_in_the_measured_curve_does_not_stop_algorithm_1() -> None:
+    """Seconds 1, 1.5, 1.5, 1.5: the first draft alone does not pay (1.5 / 1.5), three do (3.0 / 1.5)."""
+    rate, confidences = StepRate(1 / np.array([1.0, 1.5, 1.5, 1.5])), np.array([[0.5, 1.0, 1.0]])
+    assert algorithm_1(confidences, rate).tolist() == [0]
+    assert scheduler.policy("algorithm_1", rate)(confidences).tolist() == [3]
+
+
 def test_an_asynchronous_capacity_is_a_share_of_the_candidates() -> None:
     """A request near its limit has fewer candidates: that is no reason to verify less of the next one."""
     policy = scheduler.Asynchronous(StepRate(np.ones(9)))  # verifying is free: everything is worth it
