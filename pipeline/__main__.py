@@ -264,10 +264,15 @@ def _fail(error: Exception) -> None:
 
 
 def listed(arguments: list[str]) -> list[str]:
-    """``arguments`` with ``evaluations=a,b`` as Hydra writes a list: bare commas would be a sweep to it."""
-    if {"-m", "--multirun"} & set(arguments):
-        return arguments
-    return [re.sub(r"^evaluations=([^\[].*)$", r"evaluations=[\1]", text) for text in arguments]
+    """``arguments`` with ``evaluations=a,b`` and ``export=a,b`` as lists: bare commas would be a sweep to Hydra.
+
+    After ``-m`` they are one. A list of ``export`` is that of its formats: Hydra would merge the group's files, where
+    the last list replaces the others.
+    """
+    if not {"-m", "--multirun"} & set(arguments):
+        commas = re.compile(r"^(evaluations=|export=(?=.*,))([^\[].*)$")
+        arguments = [commas.sub(r"\1[\2]", text) for text in arguments]
+    return [re.sub(r"^export=(?=\[)", "export.formats=", text) for text in arguments]
 
 
 def main() -> None:
