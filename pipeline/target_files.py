@@ -31,6 +31,7 @@ from pipeline.work import WorkShare, publish_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 TEXT_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
@@ -85,6 +86,12 @@ def _downloaded(cfg: TargetConfig, name: str) -> Path:
         raise ConfigError(
             f"target.path={name}: no such folder here, and the Hub did not give it: {error}"
         ) from error
+
+
+def snapshot_commit(folder: Path) -> str | None:
+    """The commit (40 hex digits) of a located ``folder`` that is a snapshot of the Hub's cache, None for any other."""
+    snapshot = folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name)
+    return folder.name if snapshot else None
 
 
 def cache_home() -> Path:

@@ -115,7 +115,7 @@ def _run(config: Config, store: Store, answers: Artifact, group: Group | None) -
         return None
     engine = _engine(config)
     name = f"{config.target.name}_{config.data.name}"
-    work = begin_once(store, "cache", name, SCHEMA_VERSION, key, parents, settings)
+    work = begin_once(store, "cache", name, SCHEMA_VERSION, key, parents, _with_commit(settings, folder))
     if isinstance(work, Artifact):
         return _already(work)
     _capture_all(config, work, plan, spec, group)
@@ -251,6 +251,12 @@ def _settings(config: Config, spec: CacheSpec, folder: Path, streams: int) -> di
         "data": config.data.name,
         "capture": stored,
     }
+
+
+def _with_commit(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """``settings`` with the commit of a target from the Hub: told, but no part of the fingerprint (the identity is)."""
+    commit = targets.snapshot_commit(folder)
+    return settings if commit is None else settings | {"target": settings["target"] | {"commit": commit}}
 
 
 def _check_thinking(rows: pa.Table, thinking: bool | None, answers: Artifact) -> None:

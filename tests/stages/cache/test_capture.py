@@ -168,6 +168,17 @@ def test_the_manifest_says_what_the_slots_are_and_counts(made: Artifact) -> None
     assert made.reference == "tiny_words:v0"
 
 
+def test_the_commit_of_a_hub_snapshot_is_told_and_changes_no_fingerprint(
+    made: Artifact, target_folder: Path, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "snapshots" / ("0a" * 20)
+    snapshot.parent.mkdir()
+    snapshot.symlink_to(target_folder)
+    again = run(snapshot, tmp_path / "store").manifest
+    assert again.config["target"] == made.manifest.config["target"] | {"commit": "0a" * 20}
+    assert again.fingerprint == made.manifest.fingerprint
+
+
 def test_token_counts_tell_which_ids_occur(made: Artifact) -> None:
     """Pitfall 26: the mask token must not be one of them."""
     counts = CacheReader(made.path).token_counts
