@@ -66,6 +66,12 @@ def read_config(folder: Path) -> Any:
             f"{path}: field model_type: expected one of {sorted(MODEL_TYPES)}, got {values['model_type']}"
         )
     values["sample_from_anchor"] = _anchor_first(path, given, default=name != FILL_IN)
+    if name == FILL_IN and values["sample_from_anchor"]:
+        raise CheckpointError(
+            f"{path}: field sample_from_anchor: expected false, got true: engines refuse such a {FILL_IN} or run it as "
+            "1+N; nearest: if it was trained to sample from the anchor, the same folder with architectures "
+            f'["{FAMILIES[MODEL_TYPES[values["model_type"]]].NAME}DSparkModel"], a DSpark without heads'
+        )
     if values["model_type"] == "gemma4_text" and not values.get("layer_types"):
         raise CheckpointError(f"{path}: field layer_types is missing")
     _check_taps(path, values, needed=issubclass(ARCHITECTURES[name], Backbone | Eagle3))

@@ -222,8 +222,30 @@ def test_z_lab_dflash(tmp_path: Path) -> None:
     assert same_tensors(loaded, made) and loaded.max_drafts == 3
     assert loaded.markov_head is loaded.confidence_head is None
     assert torch.equal(logits(loaded), logits(made))
-    edit_config(tmp_path, sample_from_anchor=True)  # some say it outright
-    assert checkpoint.load(tmp_path, target).max_drafts == 4
+    edit_config(tmp_path, sample_from_anchor=False)  # some say it outright
+    assert checkpoint.load(tmp_path, target).max_drafts == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sample_from_anchor": True},
+        {"dspark_bonus_anchor": False},
+        {"dflash_config": {"sample_from_anchor": True}},
+    ],
+)
+def test_a_z_lab_dflash_cannot_sample_from_the_anchor(tmp_path: Path, fields: dict) -> None:
+    """vLLM refuses it, llama.cpp and mlx-dspark draft block_size - 1 from it anyway, each token one place off."""
+    draft = tiny.draft("dflash")
+    checkpoint.save(draft, tmp_path)
+    both = {"sample_from_anchor": ..., "dspark_bonus_anchor": ...}
+    edit_config(tmp_path, **both | {"architectures": ["DFlashDraftModel"]} | fields)
+    with pytest.raises(
+        CheckpointError, match=r"sample_from_anchor: expected false.*nearest.*Qwen3DSparkModel"
+    ):
+        checkpoint.load(tmp_path)
+    edit_config(tmp_path, architectures=["Qwen3DSparkModel"])
+    assert torch.equal(logits(checkpoint.load(tmp_path)), logits(draft)), "the nearest thing works"
 
 
 def test_what_a_config_may_leave_out(tmp_path: Path) -> None:
