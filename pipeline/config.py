@@ -327,7 +327,7 @@ class ExportConfig:
     # Hub id (or, for GGUF files, folder) of the target; None: as the draft's manifest says
     target: str | None = None
     converter: str | None = (
-        None  # llama.cpp's convert_hf_to_gguf.py: export=llama_cpp then writes GGUF files too
+        None  # llama.cpp's convert_hf_to_gguf.py or its checkout: export=llama_cpp then writes GGUF files too
     )
     python: str | None = None  # interpreter that runs it (it imports sentencepiece); None: this one
     outtype: str = "auto"  # auto | f32 | bf16 | f16: numbers in the GGUF files

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 
+from data_specs.calibration import CALIBRATION
 from data_specs.draft import CONFIG, WEIGHTS
+from data_specs.export import PROVENANCE
 from data_specs.manifest import fingerprint, write_json
 from pipeline import console
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config
 from pipeline.ranks import is_main
 from pipeline.work import WorkShare, begin_once, commit_once
+from stages.export.lineage import calibration_of, carried, move_calibration
 from stages.export.run import compare, identify
 from stages.export.source import Source, native_fields, read_source
 
@@ -23,12 +27,16 @@ SCHEMA_VERSION = 1  # of the draft artifact
 def run_import(config: Config, store: Store, folder: Path) -> Artifact | None:
     """Import the draft in ``folder``; returns the artifact, which may be one that was made before.
 
-    Raises ``UserError`` naming the field or the tensor that keeps it from drafting what it was trained to.
+    What an export says of its lineage comes along, and its calibration, now that of the files here. Raises
+    ``UserError`` naming the field or the tensor that keeps it from drafting what it was trained to, or a calibration
+    that is another draft's.
     """
     if not is_main():
         return None
     source, (_, name, contents) = read_source(folder), identify(folder)
-    name, made_of = config.export.name or name, fingerprint(SCHEMA_VERSION, "import", contents)
+    calibration, earlier = calibration_of(folder, source.facts.drafts), carried(folder)
+    name = config.export.name or name
+    made_of = fingerprint(SCHEMA_VERSION, "import", contents, *([earlier] if earlier else []))
     if config.plan:
         console.say(f"import {name}: {len(source.tensors)} tensors. Nothing was written.")
         return None
@@ -37,17 +45,21 @@ def run_import(config: Config, store: Store, folder: Path) -> Artifact | None:
         work = begin_once(
             store, "draft", name, SCHEMA_VERSION, made_of, {}, {"imported": {"contents": contents}}
         )
-        found = work if isinstance(work, Artifact) else _write(store, work, source)
+        found = work if isinstance(work, Artifact) else _write(store, work, source, earlier)
+    if calibration is not None and not (found.path / CALIBRATION).is_file():
+        move_calibration(calibration, found.path)  # after the commit: it is no part of a draft's manifest
     _show(found, source)
     return found
 
 
-def _write(store: Store, work: Work, source: Source) -> Artifact:
+def _write(store: Store, work: Work, source: Source, earlier: dict[str, Any]) -> Artifact:
     """config.json last: it says that the tensors are whole."""
     for _ in WorkShare(work.path, ["write"], lambda _: (work.path / CONFIG).is_file()):
         partial = work.path / f".{WEIGHTS}.{os.getpid()}.tmp"
         save_file(source.tensors, partial, metadata={"format": "pt"})
         partial.replace(work.path / WEIGHTS)
+        if earlier:
+            write_json(work.path / PROVENANCE, earlier)
         write_json(work.path / CONFIG, native_fields(source))
         compare(work.path, source)
     parameters = sum(value.numel() for value in source.tensors.values())

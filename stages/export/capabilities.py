@@ -13,6 +13,7 @@ from data_specs.errors import UserError
 from stages.export.source import Facts
 
 ENGINES = ("vllm", "sglang", "llama_cpp", "mlx", "speculators")
+MLX_ROPES = {"dspark": ("default",), "dflash": ("default", "linear", "llama3", "yarn")}
 
 
 class ExportError(UserError):
@@ -30,7 +31,7 @@ class Limit:
 
 
 def _block(facts: Facts) -> bool:
-    return facts.kind in ("dspark", "dflash")
+    return facts.is_block
 
 
 def _eagle3(facts: Facts) -> bool:
@@ -69,12 +70,12 @@ LIMITS = (
         "train with drafter.family=qwen3",
     ),
     Limit(
-        ("sglang", "llama_cpp", "speculators"), lambda f: f.family == "gemma4",
+        ("sglang", "llama_cpp", "speculators"), lambda f: _block(f) and f.family == "gemma4",
         "it has no Gemma 4 layers in a draft",
         "export=vllm or export=mlx, or train with drafter.family=qwen3",
     ),
     Limit(
-        ("vllm", "mlx"), lambda f: f.family == "gemma4" and f.kind != "dspark",
+        ("vllm", "mlx"), lambda f: f.family == "gemma4" and f.kind == "dflash",
         "it has Gemma 4 layers only in DSpark's layout",
         "train with drafter.sample_from_anchor=true (exported with a Markov head of zeros), or drafter.family=qwen3",
     ),
@@ -104,20 +105,20 @@ LIMITS = (
         "train with drafter.vocab_size=null, or export=vllm",
     ),
     Limit(
-        ("mlx",), lambda f: f.kind == "dspark" and f.family != "gemma4" and f.rope != "default",
-        "it leaves out a scaling of the rotary positions in DSpark drafts (rope_parameters.rope_type)",
+        ("mlx",), lambda f: _block(f) and f.family != "gemma4" and f.rope not in MLX_ROPES[f.kind],
+        "it leaves out such a scaling of the rotary positions (rope_parameters.rope_type)",
         "export=vllm or export=llama_cpp",
     ),
     Limit(("mlx",), _eagle3, "it has no Eagle3", "train drafter=dspark with drafter.markov_rank=64, or export=vllm"),
     Limit(
+        ("vllm", "sglang", "llama_cpp", "speculators"), lambda f: _eagle3(f) and f.family == "gemma4",
+        "it has no Gemma 4 layer in Eagle3",
+        "train with drafter.family=llama",
+    ),
+    Limit(
         ("sglang", "llama_cpp"), lambda f: _eagle3(f) and f.family != "llama",
         "it reads Eagle3 with a Llama layer only",
         "export=vllm reads this one, or train drafter=eagle3_llama",
-    ),
-    Limit(
-        ("vllm", "speculators"), lambda f: _eagle3(f) and f.family == "gemma4",
-        "it has no Gemma 4 layer in Eagle3",
-        "train with drafter.family=llama",
     ),
     Limit(
         ("sglang", "llama_cpp"), lambda f: _eagle3(f) and len(f.taps) != 3,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_specs.calibration import Calibration
 from data_specs.manifest import Manifest
 from pipeline.reporting import MACRO, markdown_table, share, with_interval
 from stages.export import llama_cpp, mlx, sglang, vllm
@@ -29,14 +30,17 @@ KINDS = {"dspark": "DSpark", "dflash": "DFlash (1+N)", "eagle3": "Eagle3", "mtp"
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the card tells, beside the draft itself. ``summary``: of the latest evaluation, None where there is none."""
+    """What the card tells, beside the draft itself; ``provenance``: as ``lineage.provenance`` makes it.
+
+    ``summary``: of the evaluation, None where there is none.
+    """
 
     repo: str
     target: Target
-    manifests: dict[str, Manifest]
+    provenance: dict[str, Any]
     summary: dict[str, Any] | None
     evaluation: Manifest | None
-    calibration: dict[str, Any] | None
+    calibration: Calibration | None
     license: str | None
 
 
@@ -75,7 +79,8 @@ def _front_matter(facts: Facts, known: CardFacts) -> str:
 def _what(source: Source, known: CardFacts) -> str:
     facts, target = source.facts, known.target
     revision = f" at revision {target.revision}" if target.revision else ""
-    identity = known.manifests["cache"].config["target"]["identity"] if "cache" in known.manifests else None
+    identity = known.provenance["target"]["identity"]
+    longest = (known.provenance["training"] or {}).get("max_length")
     vocabulary = source.fields["vocab_size"]
     if facts.reduced:
         vocabulary = f"{source.fields['draft_vocab_size']} of the target's {vocabulary} tokens"
@@ -88,7 +93,7 @@ def _what(source: Source, known: CardFacts) -> str:
         ("sequential head", f"{facts.head}, rank {facts.rank}" if facts.rank else "none"),
         ("confidence head", "yes" if facts.confidence else "no"),
         ("vocabulary", str(vocabulary)),
-        ("trained up to", f"{source.fields['max_position_embeddings']} positions"),
+        *([("trained on samples of at most", f"{longest} tokens")] if longest else []),
     ]
     return (
         f"A draft model for speculative decoding with {target.hub_id or target.name}. Alone it writes no text: "
@@ -98,27 +103,18 @@ def _what(source: Source, known: CardFacts) -> str:
 
 
 def _training(known: CardFacts) -> str:
-    draft = known.manifests.get("draft")
-    if draft is None:
+    about = known.provenance["training"]
+    if about is None:
         return "## Training\n\nNot known: the draft was read from a folder."
-    data = draft.config.get("data", {})
-    counts = draft.counts
-    rows = [("data", str(data.get("name", "not recorded")))]
-    rows += [("source", _public(source)) for source in data.get("sources", [])]
+    counts = known.provenance["ancestors"].get("draft", {}).get("counts", {})
+    rows = [("data", str(about.get("data") or "not recorded"))]
+    rows += [("source", str(source)) for source in about.get("sources", [])]
     for name in ("samples", "steps", "parameters", "trainable", "loss", "best_accepted_length"):
         if name in counts:
             rows.append((name.replace("_", " "), _number(counts[name])))
-    thinking = draft.config.get("target", {}).get("thinking")
+    thinking = about.get("thinking")
     rows.append(("thinking", "the template's default" if thinking is None else str(thinking)))
     return "## Training\n\n" + markdown_table(("", ""), rows)
-
-
-def _public(source: dict[str, Any]) -> str:
-    """A source of prompts: a Hub data set as it is, of a local file its name only."""
-    path = str(source.get("path"))
-    local = Path(path).is_absolute() or Path(path).exists() or path.startswith((".", "~"))
-    revision = f" at {source['revision']}" if source.get("revision") else ""
-    return f"{Path(path).name if local else path}{revision}"
 
 
 def _number(value: Any) -> str:
@@ -129,7 +125,8 @@ def _accepted(known: CardFacts) -> str:
     if known.summary is None or known.evaluation is None:
         return "## Accepted length\n\nNot measured yet: `python -m pipeline stage=evaluate` measures it."
     benchmarks = known.summary["benchmarks"]
-    rows = [_row(name, b["counts"].get("prompts"), b["metrics"]) for name, b in benchmarks.items()]
+    # Metrics are None where no prompt of a benchmark fitted the target.
+    rows = [_row(name, b["counts"].get("prompts"), b["metrics"] or {}) for name, b in benchmarks.items()]
     if known.summary.get("macro"):
         rows.append(_row(MACRO, known.evaluation.counts.get("prompts"), known.summary["macro"]))
     settings = known.evaluation.config
@@ -153,14 +150,14 @@ def _row(name: str, prompts: int | None, metrics: dict[str, Any]) -> tuple[str, 
     )
 
 
-def _calibration(calibration: dict[str, Any] | None) -> str:
+def _calibration(calibration: Calibration | None) -> str:
     if calibration is None:
         return "## Calibration\n\nThe confidences are as they were trained: no calibration.json."
-    temperatures = ", ".join(f"{t:.2f}" for t in calibration["temperatures"])
+    temperatures = ", ".join(f"{t:.2f}" for t in calibration.temperatures)
     return (
         "## Calibration\n\n"
         f"calibration.json holds a temperature for each draft of a block: {temperatures}. Fitted on "
-        f"{calibration.get('prompts', 'held-out')} held-out prompts of {calibration.get('data', 'the training data')}; "
+        f"{calibration.prompts} held-out prompts of {calibration.data}; "
         "the calibrated confidence is sigmoid(logit / temperature)."
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from data_specs.export import ZERO_HEAD, ZERO_HEAD_RANK
+from pipeline.drafts.base import FROZEN
 from pipeline.drafts.registry import FILL_IN
 from stages.export.source import Layout, Source, family_name, plain
 
@@ -46,6 +47,8 @@ def block_layout(source: Source) -> Layout:
         config["is_causal"] = False
         config["dflash_config"] = {"causal": False, **taps}
     if facts.kind == "dflash":
+        if facts.rope != "default":  # mlx-dspark knows a scaling of the positions under its old name only
+            config["rope_scaling"] = config["rope_parameters"]
         config["dflash_config"] = config.get("dflash_config", {}) | taps
         return Layout(config | {"architectures": [FILL_IN]}, source.own_tensors)
     config |= taps | {"architectures": [f"{family_name(source)}DSparkModel"]} | heads(source)
@@ -82,16 +85,18 @@ def zero_head(source: Source) -> dict[str, Tensor]:
 def eagle3_layout(source: Source, taps: tuple[str, ...]) -> Layout:
     """Eagle3 with embedding and head: the reference layout for a Llama layer, vLLM's own for a Qwen3 layer.
 
-    ``taps``: under which names they are written (``STATES``, ``LAYERS`` or both).
+    ``taps``: under which names they are written (``STATES``, ``LAYERS`` or both). ``draft_vocab_size`` is null where
+    the head is the target's: SGLang would make up one of the size that is said; llama.cpp tells an Eagle3 by the field.
     """
     facts, llama = source.facts, source.facts.family == "llama"
+    rows = source.fields.get("draft_vocab_size") or source.fields["vocab_size"]
     config = plain(source)
     if llama and not facts.window:
         config = {name: value for name, value in config.items() if name not in WINDOW_FIELDS}
     config |= {
         "architectures": ["LlamaForCausalLMEagle3" if llama else "Eagle3Qwen3ForCausalLM"],
         "block_size": source.fields["block_size"],
-        "draft_vocab_size": source.fields.get("draft_vocab_size") or source.fields["vocab_size"],
+        "draft_vocab_size": rows if FROZEN[1] in source.tensors else None,
         "norm_before_residual": facts.norm_before_residual,
         "num_aux_hidden_states": len(facts.taps),
         "ttt_length": source.fields.get("ttt_length") or source.fields["block_size"],

@@ -16,6 +16,7 @@ from stages.export.layouts import STATES, block_layout, eagle3_layout
 from stages.export.source import Facts, Layout, Source
 
 LAST_LINES = 12
+SCRIPT = "convert_hf_to_gguf.py"
 
 
 def plan(source: Source) -> Layout:
@@ -25,17 +26,17 @@ def plan(source: Source) -> Layout:
 
 def serve(facts: Facts, target: str, folder: str) -> list[str]:
     """The commands that convert the draft in ``folder`` and ``target``, and serve both."""
-    draft, whole = f"{folder}/{DRAFT_GGUF}", f"{folder}/{TARGET_GGUF}"
-    convert = "python convert_hf_to_gguf.py"
-    if not Path(draft).is_file():
-        made = [
-            f"{convert} {folder} --target-model-dir {target} --outfile {draft}",
-            f"{convert} {target} --outfile {whole}",
-        ]
-    else:
-        made = []
+    return [
+        f"python {SCRIPT} {folder} --target-model-dir {target} --outfile {folder}/{DRAFT_GGUF}",
+        f"python {SCRIPT} {target} --outfile {folder}/{TARGET_GGUF}",
+        serve_converted(facts, folder),
+    ]
+
+
+def serve_converted(facts: Facts, folder: str) -> str:
+    """The command that serves the two GGUF files in ``folder``."""
     options = f"--metrics --spec-type draft-{facts.kind} --spec-draft-n-max {facts.drafts}"
-    return [*made, f"llama-server -m {whole} -md {draft} {options}"]
+    return f"llama-server -m {folder}/{TARGET_GGUF} -md {folder}/{DRAFT_GGUF} {options}"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class Converter:
     outtype: str
 
 
+def script_at(given: str) -> Path:
+    """The converter that ``export.converter`` names: the script itself, or a checkout of llama.cpp that has it."""
+    path = Path(given).expanduser()
+    return path / SCRIPT if path.is_dir() else path
+
+
 def convert(converter: Converter, folder: Path, name: str, target: Path) -> None:
     """Write draft.gguf (of the draft ``name`` in ``folder``) and target.gguf (of ``target``) into ``folder``.
 
@@ -54,7 +61,7 @@ def convert(converter: Converter, folder: Path, name: str, target: Path) -> None
     """
     if not converter.script.is_file():
         raise ExportError(
-            f"export.converter={converter.script}: expected llama.cpp's convert_hf_to_gguf.py, found no such file"
+            f"export.converter={converter.script}: expected llama.cpp's {SCRIPT}, or its checkout; found no such file"
         )
     # Without a name the file would be called after the working folder.
     own = [str(folder), "--target-model-dir", str(target), "--model-name", name]

@@ -12,5 +12,5 @@ def plan(source: Source) -> Layout:
 
 
 def serve(facts: Facts, target: str, folder: str) -> list[str]:
-    """The command that serves ``target`` with the draft in ``folder``."""
-    return [f"mlx-dspark serve --mode {facts.kind} --model {target} --drafter {folder}"]
+    """The command that serves ``target`` with the draft in ``folder``, whose weights it would quantise to 4 bits."""
+    return [f"mlx-dspark serve --mode {facts.kind} --model {target} --drafter {folder} --drafter-bits 0"]

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from data_specs.calibration import CALIBRATION, draft_contents
+from data_specs.calibration import CALIBRATION, Calibration
 from data_specs.draft import CONFIG, WEIGHTS
-from data_specs.export import CARD, PROVENANCE, SCHEMA_VERSION
+from data_specs.export import CARD, DRAFT_GGUF, PROVENANCE, SCHEMA_VERSION
 from data_specs.manifest import Manifest, file_record, fingerprint, folder_records, read_json, write_json
 from pipeline import console
 from pipeline.artifacts import Artifact, Store, Work
@@ -30,9 +30,19 @@ from pipeline.ranks import is_main
 from pipeline.target_files import locate
 from pipeline.work import WorkShare, begin_once, commit_once
 from stages.export import hub, llama_cpp, mlx, sglang, speculators, vllm
-from stages.export.capabilities import ExportError, check
-from stages.export.lineage import Target, ancestors, check_no_paths, known_target, machine_paths, provenance
-from stages.export.source import Facts, Layout, Source, read_source
+from stages.export.capabilities import ExportError, check, refusal
+from stages.export.lineage import (
+    Target,
+    ancestors,
+    calibration_of,
+    carried,
+    check_no_paths,
+    known_target,
+    machine_paths,
+    move_calibration,
+    provenance,
+)
+from stages.export.source import Facts, Layout, Source, native_fields, read_source
 
 KIND = "export"
 SUMMARY = "summary.json"  # of an evaluation (data_specs/evaluation.py)
@@ -42,6 +52,13 @@ PLANS: dict[str, Callable[[Source], Layout]] = {
 SERVERS: dict[str, Callable[[Facts, str, str], list[str]]] = {
     **hub.SERVERS, "speculators": speculators.serve,
 }  # fmt: skip
+# What the tensors' shapes do not tell, and what must come back as it was for the same logits.
+ALIKE = (
+    "attention_k_eq_v", "global_head_dim", "head_dim", "hidden_act", "hidden_activation", "max_position_embeddings",
+    "num_attention_heads", "num_global_key_value_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
+    "rope_parameters",
+)  # fmt: skip
+WINDOW = ("layer_types", "sliding_window")  # the same, where layers have one
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,9 @@ class Job:
     made_of: str  # fingerprint of the draft
     source: Source
     manifests: dict[str, Manifest]
+    earlier: dict[str, Any]  # provenance.json that came with the draft
     target: Target
+    calibration: Calibration | None
     evaluation: Artifact | None
 
 
@@ -85,18 +104,20 @@ def run_export(config: Config, store: Store, draft: Artifact | Path) -> list[Art
 
 
 def make_job(config: Config, store: Store, draft: Artifact | Path) -> Job:
-    """Read the draft strictly, and find out where it came from."""
+    """Read the draft strictly, and find out where it came from; another draft's calibration is refused."""
     folder, name, made_of = identify(draft)
-    manifests = ancestors(store, draft)
+    source, manifests, earlier = read_source(folder), ancestors(store, draft), carried(folder)
     return Job(
         draft=draft,
         folder=folder,
         name=name,
         made_of=made_of,
-        source=read_source(folder),
+        source=source,
         manifests=manifests,
-        target=known_target(manifests, config.export.target),
-        evaluation=_evaluation(store, made_of, config.evaluation),
+        earlier=earlier,
+        target=known_target(manifests, earlier, config.export.target),
+        calibration=calibration_of(folder, source.facts.drafts),
+        evaluation=_evaluation(store, name, made_of, config.evaluation),
     )
 
 
@@ -116,10 +137,17 @@ def plan(form: str, job: Job) -> Layout:
     return PLANS[form](job.source)
 
 
-def _evaluation(store: Store, made_of: str, reference: str | None) -> Artifact | None:
-    """The evaluation on a card: the one that is named, else the latest of this draft."""
+def _evaluation(store: Store, name: str, made_of: str, reference: str | None) -> Artifact | None:
+    """The evaluation on a card: the one that is named, else the latest of the draft ``name``, made of ``made_of``.
+
+    Raises ``ExportError`` where the one that is named is another draft's.
+    """
     if reference is not None:
-        return store.resolve("evaluation", reference)
+        named = store.resolve("evaluation", reference)
+        parents = named.manifest.parents
+        if made_of not in (parents.get("draft"), parents.get("served_draft")):
+            raise ExportError(f"evaluation={reference}: {named.reference} is not of the draft {name}")
+        return named
     own = [a for a in store.list("evaluation") if a.manifest.parents.get("draft") == made_of]
     return max(own, key=lambda a: a.manifest.created, default=None)
 
@@ -135,7 +163,7 @@ def _export(settings: ExportConfig, store: Store, job: Job, form: str, layout: L
         parents["evaluation"] = job.evaluation.manifest.fingerprint
     made_of = fingerprint(
         SCHEMA_VERSION, recorded, parents, dataclasses.asdict(job.target), name,
-        file_record(calibration).sha256 if calibration.is_file() else None,
+        file_record(calibration).sha256 if calibration.is_file() else None, *([job.earlier] if job.earlier else []),
     )  # fmt: skip
     if (found := store.find(KIND, made_of)) is not None:
         console.say(f"export {found.reference} is already there ({found.path})")
@@ -156,17 +184,19 @@ def _write(settings: ExportConfig, store: Store, job: Job, form: str, layout: La
     write_json(folder / CONFIG, layout.config)
     _save_tensors(layout, folder / WEIGHTS)
     compare(folder, job.source)
-    calibration = _calibration(job, folder)
+    if job.calibration is not None:
+        move_calibration(job.calibration, folder)
     if form == "llama_cpp" and settings.converter:
         target = _target_folder(settings, job)
-        script = Path(settings.converter).expanduser()
+        script = llama_cpp.script_at(settings.converter)
         converter = llama_cpp.Converter(script, settings.python or sys.executable, settings.outtype)
         llama_cpp.convert(converter, folder, job.name, target)
+    said = provenance(job.draft, job.made_of, job.manifests, job.target, job.earlier)
     if form == "hub":
-        (folder / CARD).write_text(hub.card(job.source, _card_facts(settings, job, calibration)))
-    said = provenance(job.draft, job.made_of, job.manifests, job.target)
+        (folder / CARD).write_text(hub.card(job.source, _card_facts(settings, job, said)))
     write_json(folder / f".{PROVENANCE}", said)
-    check_no_paths(folder, machine_paths(store.root, job.folder, settings.converter, settings.target))
+    own = (store.root, job.folder, settings.converter, settings.target)
+    check_no_paths(folder, machine_paths(job.manifests, *own))
     (folder / f".{PROVENANCE}").rename(folder / PROVENANCE)
 
 
@@ -187,6 +217,13 @@ def compare(folder: Path, source: Source) -> None:
         raise ExportError(
             f"{folder.name}: reads back as another draft: {back.facts}, expected {source.facts}"
         )
+    had, has = native_fields(source), native_fields(back)
+    alike = ALIKE + WINDOW * source.facts.window + ("mask_token_id",) * source.facts.is_block
+    for name in alike:
+        if had.get(name) != has.get(name):
+            raise ExportError(
+                f"{folder.name}: field {name}: reads back as {has.get(name)}, expected {had.get(name)}"
+            )
     for name in sorted(source.tensors.keys() | back.tensors.keys()):
         ours, theirs = source.tensors.get(name), back.tensors.get(name)
         if theirs is None and name in FROZEN:
@@ -195,42 +232,33 @@ def compare(folder: Path, source: Source) -> None:
             raise ExportError(f"{folder.name}: tensor {name} does not read back as it was")
 
 
-def _calibration(job: Job, folder: Path) -> dict[str, Any] | None:
-    """Copy the draft's calibration, now that of the exported files, and return it."""
-    path = job.folder / CALIBRATION
-    if not path.is_file():
-        return None
-    value = dict(read_json(path))
-    write_json(folder / CALIBRATION, value | {"draft": draft_contents(folder)})
-    return value
-
-
 def _target_folder(settings: ExportConfig, job: Job) -> Path:
     """The folder of the target, whose tokenizer a GGUF file holds."""
     if settings.target and Path(settings.target).expanduser().is_dir():
         return Path(settings.target).expanduser()
     draft = job.manifests.get("draft")
     section = draft.config.get("target") if draft is not None else None
-    if section is None and not settings.target:
+    path = settings.target or (job.target.hub_id if section is None else None)
+    if section is None and path is None:
         raise ConfigError(
             "export.target: expected the folder or the Hub id of the target, whose tokenizer GGUF files hold, got none"
         )
     known = {f.name for f in dataclasses.fields(TargetConfig)}
     values = {k: v for k, v in (section or {"name": "target"}).items() if k in known}
-    if settings.target:
-        values |= {"path": settings.target, "package": None, "gguf": None}
+    if path is not None:
+        values |= {"path": path, "package": None, "gguf": None, "revision": job.target.revision}
     return locate(TargetConfig(**values))
 
 
-def _card_facts(settings: ExportConfig, job: Job, calibration: dict[str, Any] | None) -> hub.CardFacts:
+def _card_facts(settings: ExportConfig, job: Job, said: dict[str, Any]) -> hub.CardFacts:
     summary = None if job.evaluation is None else read_json(job.evaluation.path / SUMMARY)
     return hub.CardFacts(
         repo=settings.repo or settings.name or job.name,
         target=job.target,
-        manifests=job.manifests,
+        provenance=said,
         summary=summary,
         evaluation=None if job.evaluation is None else job.evaluation.manifest,
-        calibration=calibration,
+        calibration=job.calibration,
         license=settings.license,
     )
 
@@ -265,10 +293,20 @@ def _show(job: Job, form: str, artifact: Artifact) -> None:
     if not engines:
         console.say("No engine reads this draft yet; draftline does: draft=" + _plain(str(artifact.path)))
         return
+    if form == "speculators" and (reason := refusal("vllm", job.source.facts)):
+        console.say(_plain(f"vLLM, which serves this format, does not serve this draft: {reason}"))
+        return
     where = "" if job.target.hub_id else " (TARGET: the folder or Hub id of the target)"
     console.say(f"Serve it{where}:")
-    for command in SERVERS[engines[0]](job.source.facts, job.target.shown, str(artifact.path)):
+    for command in _commands(job, engines[0], artifact):
         console.say(_plain(command))
+
+
+def _commands(job: Job, engine: str, artifact: Artifact) -> list[str]:
+    """What serves the export where it lies; GGUF files that are there need no conversion."""
+    if DRAFT_GGUF in artifact.manifest.files:
+        return [llama_cpp.serve_converted(job.source.facts, str(artifact.path))]
+    return SERVERS[engine](job.source.facts, job.target.shown, str(artifact.path))
 
 
 def _plain(text: str) -> str:

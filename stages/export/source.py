@@ -45,6 +45,11 @@ class Facts:
     norm_before_residual: bool
 
     @property
+    def is_block(self) -> bool:
+        """Whether it drafts a block in one pass."""
+        return self.kind in ("dspark", "dflash")
+
+    @property
     def zero_head(self) -> bool:
         """Whether the layout of DSpark takes it with a Markov head of zeros."""
         return self.kind == "dspark" and self.rank == 0

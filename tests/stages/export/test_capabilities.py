@@ -1,5 +1,7 @@
 """What cannot be is refused with the reason and the nearest thing that works."""
 
+from typing import Any
+
 import pytest
 from tiny_exports import DRAFTS, make
 
@@ -26,6 +28,35 @@ REFUSED = [
     ("eagle3_llama_window", "llama_cpp", "no sliding window", "export=vllm"),
     ("mtp", "vllm", "no engine reads an MTP module of its own", "drafter=dspark"),
 ]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 10000.0}
+# Drafts for other targets, and of others: fields of the config, changed.
+OTHERS = [
+    ("dspark_gemma4", {"draft_vocab_size": 89}, "vllm", "no reduced vocabulary", "drafter.vocab_size=null"),
+    ("dspark", {"final_logit_softcapping": 30.0}, "sglang", "does not cap the logits", "export=mlx"),
+    ("dspark", {"rope_parameters": YARN}, "mlx", "such a scaling of the rotary positions", "export=vllm"),
+    (
+        "dflash_fill_in",
+        {"rope_parameters": YARN | {"rope_type": "longrope"}},
+        "mlx",
+        "such a scaling of the rotary positions",
+        "export=llama_cpp",
+    ),
+    (
+        "eagle3",
+        {"model_type": "gemma4_text"},
+        "speculators",
+        "no Gemma 4 layer in Eagle3",
+        "drafter.family=llama",
+    ),
+    ("eagle3_llama", {"norm_before_residual": True}, "sglang", "before hidden_norm", "export=llama_cpp"),
+]
+
+
+def changed(name: str, fields: dict[str, Any]) -> Any:
+    config = make(name).config
+    for field, value in fields.items():
+        setattr(config, field, value)
+    return config
 
 
 @pytest.mark.parametrize("name,engine,reason,nearest", REFUSED)
@@ -35,15 +66,17 @@ def test_refusals(name: str, engine: str, reason: str, nearest: str) -> None:
         check(engine, facts)
 
 
-def test_every_limit_is_met_by_some_draft_or_stated() -> None:
+@pytest.mark.parametrize("name,fields,engine,reason,nearest", OTHERS)
+def test_refusals_of_drafts_for_other_targets(
+    name: str, fields: dict[str, Any], engine: str, reason: str, nearest: str
+) -> None:
+    with pytest.raises(ExportError, match=f"export={engine}: .*{reason}.*; nearest: .*{nearest}"):
+        check(engine, facts_of(changed(name, fields)))
+
+
+def test_every_limit_is_met_by_some_draft() -> None:
     """A limit that nothing meets would be a typing error in the table."""
     every = [facts_of(make(name).config) for name in DRAFTS]
-    unmet = [limit.reason for limit in LIMITS if not any(map(limit.holds, every))]
-    assert unmet == [
-        "its Gemma 4 reader has no reduced vocabulary (drafter.vocab_size)",
-        "its reader of such layers does not cap the logits as the target does (final_logit_softcapping)",
-        "it leaves out a scaling of the rotary positions in DSpark drafts (rope_parameters.rope_type)",
-        "it has no Gemma 4 layer in Eagle3",
-        "it takes Eagle3's residual before hidden_norm (norm_before_residual: true)",
-    ], "met by other targets and by drafts of others only"
+    every += [facts_of(changed(name, fields)) for name, fields, *_ in OTHERS]
+    assert [limit.reason for limit in LIMITS if not any(map(limit.holds, every))] == []
     assert all(set(limit.engines) <= set(ENGINES) for limit in LIMITS)

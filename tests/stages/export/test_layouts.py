@@ -11,12 +11,17 @@ import torch
 from safetensors.torch import save_file
 from tiny_exports import DRAFTS, make, saved
 
+from data_specs.errors import UserError
 from data_specs.export import FORMATS
+from pipeline.artifacts import Store
+from pipeline.config import Config
 from pipeline.drafts import checkpoint
 from pipeline.drafts.base import Blocks
 from pipeline.drafts.model import Model
 from stages.export import hub, llama_cpp, mlx, sglang, speculators, vllm
+from stages.export.adopt import run_import
 from stages.export.capabilities import refusal
+from stages.export.run import compare
 from stages.export.source import Layout, Source, read_source
 
 BLOCKS = Blocks(torch.tensor([[4, 9]]), torch.ones(1, 2, dtype=torch.bool))
@@ -52,14 +57,19 @@ def outputs(draft: Model) -> list[torch.Tensor]:
     return [logits, draft.confidence(states, embedded)] if draft.learns_confidence else [logits]
 
 
+def target_of(draft: Model) -> SimpleNamespace:
+    """Embedding and whole head of a target whose rows the draft has."""
+    head = draft.lm_head.weight.data
+    if draft.ids is not None:
+        head = torch.randn(272, 32).index_copy(0, draft.ids, head)
+    return SimpleNamespace(embedding=draft.embed_tokens.weight.data, head=head)
+
+
 @pytest.mark.parametrize("name", DRAFTS)
 def test_every_layout_reads_back_to_the_last_bit(tmp_path: Path, name: str) -> None:
     """Logits and confidences, drafts a round, reduced vocabulary; what cannot be is refused."""
     draft, source = saved(name, tmp_path / "draft")
-    target = SimpleNamespace(embedding=draft.embed_tokens.weight.data, head=draft.lm_head.weight.data)
-    if draft.ids is not None:
-        target.head = torch.randn(272, 32).index_copy(0, draft.ids, draft.lm_head.weight.data)
-    expected, taken = outputs(draft), []
+    target, expected, taken = target_of(draft), outputs(draft), []
     for form in FORMATS:
         if form != "hub" and refusal(form, source.facts):
             continue
@@ -67,7 +77,77 @@ def test_every_layout_reads_back_to_the_last_bit(tmp_path: Path, name: str) -> N
         back = checkpoint.load(write(plan(form, source), tmp_path / form), target)
         assert back.max_drafts == draft.max_drafts and back.draft_vocab_size == draft.draft_vocab_size, form
         assert all(torch.equal(a, b) for a, b in zip(outputs(back), expected, strict=True)), form
+        compare(tmp_path / form, source)
     assert taken == READERS[name]
+
+
+@pytest.mark.parametrize(
+    "name,form",
+    [
+        ("dspark_gemma4", "vllm"),
+        ("eagle3_llama_reduced", "sglang"),
+        ("dspark_window", "speculators"),
+        ("dspark_rnn", "hub"),
+        ("dflash", "mlx"),
+    ],
+)
+def test_import_gives_the_logits_back_to_the_last_bit(tmp_path: Path, name: str, form: str) -> None:
+    """As an artifact, in the native layout."""
+    draft, source = saved(name, tmp_path / "draft")
+    target = target_of(draft)
+    found = run_import(Config(), Store(tmp_path / "store"), write(plan(form, source), tmp_path / form))
+    assert found is not None
+    back = checkpoint.load(found.path, target)
+    assert all(torch.equal(a, b) for a, b in zip(outputs(back), outputs(draft), strict=True))
+    assert (
+        read_source(found.path).facts == source.facts
+        and back.config.architectures == draft.config.architectures
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mask_token_id": 7},
+        {"rms_norm_eps": 1e-5},
+        {"rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"}},
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
+        {"sliding_window": 9},
+    ],
+)
+def test_what_shapes_do_not_tell_must_read_back_too(tmp_path: Path, fields: dict) -> None:
+    """Each of these loads, and drafts something else."""
+    source = saved("dspark_window", tmp_path / "draft")[1]
+    layout = plan("sglang", source)
+    nested = layout.config["dflash_config"] | {k: v for k, v in fields.items() if k == "mask_token_id"}
+    changed = Layout(layout.config | {"dflash_config": nested} | fields, layout.tensors)
+    if "head_dim" in fields:  # the norm over a head would tell
+        norms = {n: torch.ones(16) for n in layout.tensors if n.endswith(("q_norm.weight", "k_norm.weight"))}
+        changed = Layout(changed.config, layout.tensors | norms)
+    with pytest.raises(UserError, match=f"field {'|'.join(fields)}: reads back as"):
+        compare(write(changed, tmp_path / "out"), source)
+
+
+def test_scaled_positions_stand_under_both_names_for_mlx(tmp_path: Path) -> None:
+    """mlx-dspark reads ``rope_scaling`` of a z-lab DFlash, everybody else ``rope_parameters``."""
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+    }
+    draft = make("dflash_fill_in")
+    draft.config.rope_parameters = yarn
+    checkpoint.save(draft, tmp_path / "draft")
+    source = read_source(tmp_path / "draft")
+    layout = plan("mlx", source)
+    assert refusal("mlx", source.facts) is None and source.facts.rope == "yarn"
+    assert (
+        layout.config["rope_scaling"] == layout.config["rope_parameters"]
+        and yarn.items() <= layout.config["rope_scaling"].items()
+    )
+    compare(write(layout, tmp_path / "out"), source)
+    assert "rope_scaling" not in plan("mlx", saved("dflash_fill_in", tmp_path / "plain")[1]).config
 
 
 ALL = ["vllm", "sglang", "llama_cpp", "mlx", "speculators", "hub"]
@@ -202,6 +282,21 @@ def test_eagle3_on_the_hub_is_read_by_all_three(tmp_path: Path) -> None:
     config = plan("hub", saved("eagle3_llama", tmp_path)[1]).config
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("form", ["vllm", "sglang", "llama_cpp", "hub"])
+def test_eagle3_without_a_head_of_its_own_says_no_size(tmp_path: Path, form: str) -> None:
+    """SGLang takes the target's head where draft_vocab_size is null, and leaves a random one where it is not."""
+    draft = make("eagle3_llama")
+    checkpoint.save(draft, tmp_path)
+    tensors = {
+        n: v for n, v in draft.state_dict().items() if n not in ("embed_tokens.weight", "lm_head.weight")
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = read_source(tmp_path)
+    layout = plan(form, source)
+    assert layout.config["draft_vocab_size"] is None and "lm_head.weight" not in layout.tensors
+    compare(write(layout, tmp_path / form), source)
 
 
 def test_eagle3_with_a_qwen3_layer_is_vllms_own(tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_exports import make
 
-from data_specs.calibration import draft_contents
+from data_specs.calibration import (
+    Calibration,
+    CalibrationFileError,
+    draft_contents,
+    read_calibration,
+    write_calibration,
+)
 from data_specs.errors import UserError
 from data_specs.manifest import read_json
 from pipeline import __main__ as entry
@@ -25,7 +31,7 @@ from pipeline.config import (
     _contradictions_in_export,
 )
 from pipeline.drafts import checkpoint
-from stages.export import run, speculators
+from stages.export import lineage, run, speculators
 from stages.export.adopt import run_import
 
 SAYS = "\n".join(
@@ -39,11 +45,16 @@ SAYS = "\n".join(
 FIGURE = {"value": 2.5, "interval": [2.25, 2.75]}
 
 
-def store_with_a_draft(root: Path, target: Path, name: str = "dspark") -> tuple[Store, Artifact]:
+def store_with_a_draft(
+    root: Path, target: Path | str, name: str = "dspark", commit: str | None = None
+) -> tuple[Store, Artifact]:
     """A draft as a training run leaves it, whose manifest names folders of this machine, and its lineage."""
     store = Store(root / "artifacts")
-    about = {"identity": "1d" * 32, "tokenizer": "70" * 32, "name": "tiny"}
-    work = store.begin("cache", "tiny_data", 1, "cache-print", {}, {"target": about})
+    about = {"identity": "1d" * 32, "tokenizer": "70" * 32, "name": "tiny"} | (
+        {"commit": commit} if commit else {}
+    )
+    settings = {"target": about, "capture": {"max_length": 512}}
+    work = store.begin("cache", "tiny_data", 1, "cache-print", {}, settings)
     store.commit(work, {"samples": 5})
     section = {"name": "tiny", "path": str(target), "revision": None, "thinking": False, "dtype": "float32"}
     sources = [
@@ -53,6 +64,7 @@ def store_with_a_draft(root: Path, target: Path, name: str = "dspark") -> tuple[
     config = {"target": section, "data": {"name": "data", "sources": sources}, "artifacts": str(root)}
     work = store.begin("draft", f"tiny_{name}", 1, "draft-print", {"cache": "cache-print"}, config)
     checkpoint.save(make(name), work.path)
+    edit(work.path, {"_name_or_path": "/models/the-target"}, {})  # as transformers writes it
     return store, store.commit(work, {"samples": 5, "steps": 30, "loss": 1.25})
 
 
@@ -64,13 +76,27 @@ def configured(store: Store, *formats: str, **export: object) -> Config:
     )
 
 
-def calibrate(folder: Path) -> None:
-    value = {"draft": "of the source", "temperatures": [1.0, 0.5], "prompts": 12, "data": "quickstart"}
-    (folder / "calibration.json").write_text(json.dumps(value))
+TEMPERATURES = [1.0, 0.5, 1.5, 1.0, 1.0, 1.0, 2.0]
 
 
-def evaluate(store: Store) -> None:
-    work = store.begin("evaluation", "tiny_dspark", 1, "eval-print", {"draft": "draft-print"}, {
+def calibrate(folder: Path, data: str = "quickstart", **changes: object) -> None:
+    """As stage=evaluate leaves it beside the draft."""
+    made = {"draft": draft_contents(folder), "temperatures": TEMPERATURES} | changes
+    about = {
+        "target": "1d" * 32,
+        "sampler": {"temperature": 0.0},
+        "dtype": "float32",
+        "thinking": None,
+        "rounds": 30,
+    }
+    keys = [f"{number:02d}" for number in range(12)]
+    write_calibration(
+        folder, Calibration(data=data, made_with="f", keys=keys, before=[], after=[], **made, **about)
+    )
+
+
+def evaluate(store: Store, draft: str = "draft-print") -> None:
+    work = store.begin("evaluation", "tiny_dspark", 1, "eval-print", {"draft": draft}, {
         "evaluate": {"max_new_tokens": 64}, "sampler": {"temperature": 0.0}, "target": {"dtype": "float32"},
     })  # fmt: skip
     metrics = {
@@ -79,7 +105,8 @@ def evaluate(store: Store) -> None:
         "speedup": FIGURE,
     }
     benchmark = {"counts": {"prompts": 5}, "metrics": metrics}
-    summary = {"benchmarks": {"gsm8k": benchmark}, "macro": metrics}
+    none = {"counts": {"prompts": 0, "too_long": 3}, "metrics": None}
+    summary = {"benchmarks": {"gsm8k": benchmark, "long": none}, "macro": metrics}
     (work.path / "summary.json").write_text(json.dumps(summary))
     store.commit(work, {"prompts": 5})
 
@@ -107,10 +134,8 @@ def test_exports_are_artifacts_without_a_path_of_this_machine(
         text = every_byte(artifact.path)
         for place in (tmp_path, Path.home(), target_folder, Path(os.getcwd())):
             assert str(place).encode() not in text, (artifact.reference, place)
-        calibration = read_json(artifact.path / "calibration.json")
-        assert calibration["temperatures"] == [1.0, 0.5] and calibration["draft"] == draft_contents(
-            artifact.path
-        )
+        assert b"the-target" not in text, "_name_or_path"
+        assert read_calibration(artifact.path, draft_contents(artifact.path), 7).temperatures == TEMPERATURES
         said = read_json(artifact.path / "provenance.json")
         assert said["draft"] == {"reference": "tiny_dspark:v0", "fingerprint": "draft-print"}
         assert said["ancestors"]["cache"]["reference"] == "tiny_data:v0"
@@ -123,17 +148,61 @@ def test_exports_are_artifacts_without_a_path_of_this_machine(
     assert "--spec-type draft-dspark --spec-draft-n-max 7" in printed
     assert run.run_export(config, store, draft) == made
     assert "export tiny_dspark_vllm:v0 is already there" in capsys.readouterr().out
-    calibrate(draft.path)
-    (draft.path / "calibration.json").write_text('{"temperatures": [2.0], "draft": ""}')
+    calibrate(draft.path, temperatures=[2.0] * 7)
     assert run.run_export(configured(store, "vllm"), store, draft)[0].reference == "tiny_dspark_vllm:v1"
 
 
-def test_a_path_that_would_leave_is_named(tmp_path, target_folder, monkeypatch) -> None:
-    store, draft = store_with_a_draft(tmp_path, target_folder)
-    (draft.path / "calibration.json").write_text(json.dumps({"made_by": str(draft.path)}))
+@pytest.mark.parametrize(
+    "place",
+    ["{root}/artifacts/draft", "/models/elsewhere/shard-1", "/caches/draftline/targets/t", "/hub/models--a"],
+)
+def test_a_path_that_would_leave_is_named(tmp_path, monkeypatch, place: str) -> None:
+    """The store, the lineage's own target, and where located targets lie."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "/hub")
+    store, draft = store_with_a_draft(tmp_path, "/models/elsewhere")
+    calibrate(draft.path, data=place.format(root=tmp_path))
     with pytest.raises(UserError, match=r"calibration\.json: holds the path .* of this machine"):
         run.run_export(configured(store, "vllm"), store, draft)
     assert not store.list("export")
+
+
+def test_a_name_that_only_looks_like_a_path_may_leave(tmp_path) -> None:
+    (tmp_path / "README.md").write_text("org/data, /dataset, model.data")
+    lineage.check_no_paths(tmp_path, [b"/data"])
+    (tmp_path / "README.md").write_text('"/data/x"')
+    with pytest.raises(UserError, match="README.md: holds the path /data of this machine"):
+        lineage.check_no_paths(tmp_path, [b"/data"])
+
+
+@pytest.mark.parametrize(
+    "path,shown",
+    [
+        ("org/prompts", "org/prompts"),
+        ("gsm8k", "gsm8k"),
+        ("prompts/mine.jsonl", "mine.jsonl"),
+        ("secret/customer/prompts", "prompts"),
+        ("/data/customer", "customer"),
+        ("~/prompts", "prompts"),
+    ],
+)
+def test_of_a_local_source_the_name_is_told(path: str, shown: str) -> None:
+    assert lineage.public({"path": path}) == shown
+
+
+def test_another_drafts_calibration_is_refused(tmp_path, target_folder) -> None:
+    """Stamped anew it would scale the confidences of a draft that it was never fitted on."""
+    store, draft = store_with_a_draft(tmp_path, target_folder)
+    for changes, message in (
+        ({"draft": "0" * 64}, "made for another draft"),
+        ({"temperatures": [1.0]}, "expected 7"),
+    ):
+        calibrate(draft.path, **changes)
+        with pytest.raises(CalibrationFileError, match=rf"calibration\.json: .*{message}"):
+            run.run_export(configured(store, "vllm"), store, draft)
+        with pytest.raises(CalibrationFileError, match=rf"calibration\.json: .*{message}"):
+            run_import(configured(store, "vllm"), store, draft.path)
+    assert not store.list("export") and len(store.list("draft")) == 1
 
 
 def test_plan_writes_nothing(tmp_path, target_folder, capsys) -> None:
@@ -244,6 +313,19 @@ def test_gguf_files_come_from_the_converter(tmp_path, target_folder) -> None:
     assert artifact.manifest.config["gguf"] == "f32"
 
 
+def test_the_converter_may_be_a_checkout(tmp_path, target_folder, capsys) -> None:
+    """Files that are converted are served as they are."""
+    store, draft = store_with_a_draft(tmp_path, target_folder)
+    (tmp_path / "llama.cpp").mkdir()
+    (tmp_path / "llama.cpp" / "convert_hf_to_gguf.py").write_text(SAYS)
+    artifact = run.run_export(
+        configured(store, "llama_cpp", converter=str(tmp_path / "llama.cpp")), store, draft
+    )[0]
+    assert {"draft.gguf", "target.gguf"} <= artifact.manifest.files.keys()
+    printed = capsys.readouterr().out
+    assert "llama-server -m" in printed and "convert_hf_to_gguf.py" not in printed
+
+
 @pytest.mark.parametrize(
     "changes,message",
     [
@@ -251,6 +333,7 @@ def test_gguf_files_come_from_the_converter(tmp_path, target_folder) -> None:
             {"converter": "none.py"},
             r"export\.converter=none\.py: expected llama\.cpp's convert_hf_to_gguf\.py",
         ),
+        ({"converter": "."}, r"export\.converter=convert_hf_to_gguf\.py: expected .* or its checkout"),
         ({"converter": "fail.py"}, r"(?s)draft\.gguf: it ended with 1 and wrote nothing:.*no such tokenizer"),
         ({"converter": "convert.py", "python": "/no/python"}, "export.python=/no/python: No such file"),
     ],
@@ -286,6 +369,9 @@ def test_the_card_tells_what_was_measured_and_how_to_serve(tmp_path, target_fold
     store, draft = store_with_a_draft(tmp_path, target_folder)
     calibrate(draft.path)
     evaluate(store)
+    monkeypatch.chdir(tmp_path)  # what lies here must not change what the card says
+    (tmp_path / "tiny-dspark").mkdir()
+    (tmp_path / "tiny-dspark" / "draft.gguf").touch()
     monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
     FakeApi.calls = []
     settings = {"target": "org/target", "repo": "me/tiny-dspark", "license": "mit"}
@@ -301,12 +387,15 @@ def test_the_card_tells_what_was_measured_and_how_to_serve(tmp_path, target_fold
         "| source | org/prompts at abc |",
         "| steps | 30 |",
         "| gsm8k | 5 | 2.50 [2.25, 2.75] | 31 % | 2.50 [2.25, 2.75] |",
-        "draft of a block: 1.00, 0.50. Fitted on 12 held-out prompts of quickstart;",
+        "| long | 0 | - | - | - |",
+        "| trained on samples of at most | 512 tokens |",
+        "draft of a block: 1.00, 0.50, 1.50, 1.00, 1.00, 1.00, 2.00. Fitted on 12 held-out prompts of quickstart;",
+        "python convert_hf_to_gguf.py tiny-dspark --target-model-dir tiny --outfile tiny-dspark/draft.gguf",
         "python -m sglang.launch_server --model-path org/target --speculative-algorithm DSPARK "
         "--speculative-draft-model-path me/tiny-dspark --speculative-num-draft-tokens 8",
         "VLLM_USE_V2_MODEL_RUNNER=1 vllm serve org/target --speculative-config "
         '\'{"method": "dspark", "model": "me/tiny-dspark", "num_speculative_tokens": 7}\'',
-        "mlx-dspark serve --mode dspark --model org/target --drafter me/tiny-dspark",
+        "mlx-dspark serve --mode dspark --model org/target --drafter me/tiny-dspark --drafter-bits 0",
         "hf download me/tiny-dspark --local-dir tiny-dspark",
         "- this draft: mit",
     ):
@@ -324,6 +413,28 @@ def test_the_card_tells_what_was_measured_and_how_to_serve(tmp_path, target_fold
     assert FakeApi.calls == [("create", "me/tiny-dspark", False), ("upload", "me/tiny-dspark", files)]
 
 
+def test_the_card_names_the_revision_of_the_target(tmp_path) -> None:
+    """The commit that was captured, where the target came from the Hub; nothing where it is another's."""
+    store, draft = store_with_a_draft(tmp_path, "org/target", commit="c0" * 20)
+    artifact = run.run_export(configured(store, "hub"), store, draft)[0]
+    assert f"| target | org/target at revision {'c0' * 20} |" in (artifact.path / "README.md").read_text()
+    assert read_json(artifact.path / "provenance.json")["target"]["revision"] == "c0" * 20
+    manifests = lineage.ancestors(store, draft)
+    assert lineage.known_target(manifests, {}, "other/target").revision is None
+
+
+def test_an_evaluation_of_another_draft_is_refused(tmp_path, target_folder) -> None:
+    store, draft = store_with_a_draft(tmp_path, target_folder)
+    evaluate(store, "another draft")
+    config = configured(store, "hub")
+    config.evaluation = "tiny_dspark"
+    with pytest.raises(
+        UserError, match="evaluation=tiny_dspark: tiny_dspark:v0 is not of the draft tiny_dspark"
+    ):
+        run.run_export(config, store, draft)
+    assert not store.list("export")
+
+
 def test_a_card_says_what_no_engine_reads(tmp_path, target_folder, capsys) -> None:
     store, draft = store_with_a_draft(tmp_path, target_folder, "mtp")
     artifact = run.run_export(configured(store, "hub"), store, draft)[0]
@@ -331,6 +442,17 @@ def test_a_card_says_what_no_engine_reads(tmp_path, target_folder, capsys) -> No
     assert card.count("not with this draft. No engine reads an MTP module of its own") == 4
     assert "Not measured yet" in card and "no calibration.json" in card and "license: other" in card
     assert "No engine reads this draft yet" in capsys.readouterr().out
+
+
+def test_no_command_is_given_that_vllm_would_refuse(tmp_path, target_folder, capsys) -> None:
+    store, draft = store_with_a_draft(tmp_path, target_folder, "dspark_rnn")
+    run.run_export(configured(store, "speculators"), store, draft)
+    printed = capsys.readouterr().out
+    assert "vllm serve" not in printed
+    assert (
+        "vLLM, which serves this format, does not serve this draft: its reader has only the vanilla"
+        in printed
+    )
 
 
 # --- speculators' own library -------------------------------------------------------------------------------------
@@ -411,6 +533,35 @@ def test_draft_may_be_an_export_and_import_gives_the_draft_back(tmp_path, target
     importing.export.name = None
     entry.run(importing)
     assert len(store.list("draft")) == 2, "found again"
+
+
+def test_an_import_keeps_calibration_and_lineage(tmp_path, target_folder) -> None:
+    """On a machine that never saw the training: an export of the import still knows target and data."""
+    store, draft = store_with_a_draft(tmp_path, target_folder)
+    calibrate(draft.path)
+    first = run.run_export(configured(store, "hub", target="org/target"), store, draft)[0]
+    other = Store(tmp_path / "elsewhere")
+    for _ in range(2):  # found again
+        back = run_import(configured(other, "hub"), other, first.path)
+    assert back is not None and len(other.list("draft")) == 1
+    back.verify()
+    assert read_calibration(back.path, draft_contents(back.path), 7).temperatures == TEMPERATURES
+    again = run.run_export(configured(other, "hub"), other, back)[0]
+    said, before = (read_json(one.path / "provenance.json") for one in (again, first))
+    assert said["draft"] == {"reference": back.reference, "fingerprint": back.manifest.fingerprint}
+    assert {name: said[name] for name in ("ancestors", "target", "training")} == {
+        name: before[name] for name in ("ancestors", "target", "training")
+    }
+    assert said["target"]["hub_id"] == "org/target" and said["training"]["sources"][1] == "org/prompts at abc"
+    card = (again.path / "README.md").read_text()
+    for line in ("base_model: org/target", "| source | prompts.jsonl |", "| steps | 30 |", "Fitted on 12"):
+        assert line in card, line
+    calibrate(back.path, temperatures=[3.0] * 7)
+    run_import(configured(other, "hub"), other, first.path)
+    assert read_calibration(back.path, draft_contents(back.path), 7).temperatures == [3.0] * 7, (
+        "a newer one stays"
+    )
+    back.verify()
 
 
 def test_import_wants_a_folder(tmp_path) -> None:
