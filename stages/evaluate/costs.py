@@ -27,9 +27,8 @@ class CostError(UserError):
 class Costs(Protocol):
     """Seconds of the parts of a step."""
 
-    @property
-    def schedule(self) -> float | None:
-        """Seconds of the policy a step; None: it is really run, and its own time counts."""
+    def schedule_seconds(self, requests: int) -> float | None:
+        """Seconds of a policy that looks at confidences; None: it is really run, and its own time counts."""
 
     def prefill_seconds(self, tokens: int) -> float:
         """Taking in ``tokens`` of prompts in one pass, or 0 for none."""
@@ -121,7 +120,7 @@ class TableCosts:
     draft: Surface | None
     prefill: Curve
     position: float = 0.0  # seconds of each position of context beyond those of ``verify``
-    schedule: float | None = None
+    schedule: Curve | None = None  # by requests
 
     def prefill_seconds(self, tokens: int) -> float:
         """See ``Costs``."""
@@ -135,6 +134,10 @@ class TableCosts:
         """See ``Costs``. Between two measured numbers of requests linear, at the same tokens a request."""
         return self.verify(requests, tokens, scales=True) + self.position * context
 
+    def schedule_seconds(self, requests: int) -> float | None:
+        """See ``Costs``."""
+        return None if self.schedule is None else float(self.schedule(requests))
+
     def scaled(self, factor: float) -> TableCosts:
         """The same on a machine that takes ``factor`` times as long."""
         return replace(
@@ -143,11 +146,11 @@ class TableCosts:
             draft=None if self.draft is None else self.draft.scaled(factor),
             prefill=self.prefill.scaled(factor),
             position=factor * self.position,
-            schedule=None if self.schedule is None else factor * self.schedule,
+            schedule=None if self.schedule is None else self.schedule.scaled(factor),
         )
 
 
-def from_table(table: SpsTable, schedule: float | None = None) -> TableCosts:
+def from_table(table: SpsTable, schedule: Curve | None = None) -> TableCosts:
     """Costs by ``table``: a prompt's tokens cost what verified ones do, a draft pass the same for any chain.
 
     The positions that the table was measured with count as in its points: only those beyond cost more.
@@ -177,7 +180,7 @@ def from_steps(steps: Sequence[Step], least: int = 3) -> TableCosts:
         Surface.of((s.requests, s.verified, s.verify_seconds, s.pace) for s in often),
         Surface.of(drafted) if drafted else None,
         Curve.of(prefilled),
-        schedule=sum(s.schedule_seconds for s in often) / sum(s.pace for s in often),
+        schedule=Curve.of((s.requests, s.schedule_seconds, s.pace) for s in often),
     )
 
 

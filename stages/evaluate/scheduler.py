@@ -23,7 +23,8 @@ from data_specs.errors import UserError
 
 Array = np.ndarray
 BY_CONFIDENCE = ("threshold", "algorithm_1", "asynchronous")  # policies that look at confidences
-STEP = 1e-12  # what an equally likely draft one position later counts less
+FINE = 2**40  # parts of 1 in which two a are told apart
+SAME = 1e-9  # relative difference of seconds that is none
 # Confidences [R, G] of the current step -> lengths [R]. A confidence is 0 for what is no candidate (beyond the limit of
 # its request) and for nothing else: how many candidates there are tells nothing of how likely they are.
 Policy = Callable[[Array], Array]
@@ -63,10 +64,10 @@ class StepRate:
 
 
 class Convex:
-    """``rate`` with the largest convex curve below its seconds a step: what an early stop needs.
+    """``rate`` with the largest convex curve below its seconds a step.
 
     tau is concave in the number of admissions (a descends), so over convex seconds Theta has one peak, and the first
-    draft that does not improve it is the last word. Over a measured, jagged curve it would be that of the first bump.
+    draft that does not improve it ends the search. Over a measured, jagged curve it would end at the first bump.
     """
 
     def __init__(self, rate: Rate) -> None:
@@ -82,17 +83,20 @@ class Convex:
 
 def convex(values: Array) -> Array:
     """The largest convex curve below ``values`` [n] of equally spaced places (lower hull, Andrew 1979)."""
+    slopes = np.diff(values)
+    bends = 1 + np.flatnonzero(np.diff(slopes) > SAME * values[1:-1])  # no other place can be a corner of it
     hull: list[int] = []
-    for place, value in enumerate(values):
-        while len(hull) > 1 and _bends_up(values, hull[-2], hull[-1], place, value):
+    for place in (0, *bends.tolist(), len(values) - 1):
+        while len(hull) > 1 and _is_above(values, hull[-2], hull[-1], place):
             hull.pop()
         hull.append(place)
     return np.interp(np.arange(len(values)), hull, values[hull])
 
 
-def _bends_up(values: Array, left: int, middle: int, right: int, value: float) -> bool:
+def _is_above(values: Array, left: int, middle: int, right: int) -> bool:
     """Whether the middle one lies on or above the line from left to right."""
-    return bool((values[middle] - values[left]) * (right - left) >= (value - values[left]) * (middle - left))
+    rise, whole = values[middle] - values[left], values[right] - values[left]
+    return bool(rise * (right - left) >= whole * (middle - left))
 
 
 def survival(confidences: Array) -> Array:
@@ -103,18 +107,23 @@ def survival(confidences: Array) -> Array:
     return np.cumprod(confidences, axis=1)
 
 
-def algorithm_1(confidences: Array, rate: Rate) -> Array:
-    """Lengths by Algorithm 1: admit in descending a while Theta improves, stop at the first draft that does not."""
+def algorithm_1(confidences: Array, rate: Rate, fit: Rate | None = None) -> Array:
+    """Lengths by Algorithm 1: admit in descending a while Theta improves, stop at the first draft that does not.
+
+    With a ``fit`` (``Convex``) a draft goes on that improves Theta by either curve: over the fit across the bumps of a
+    measured curve, over the measured one through what such a bump has paid for. On a convex curve both are the same.
+    """
     a = survival(confidences)
-    order, promised = _promised(a, rate)
-    worse = promised[1:] <= promised[:-1]
+    order, promised = _promised(a, rate, *([] if fit is None else [fit]))
+    worse = np.logical_and.reduce([theta[1:] <= theta[:-1] for theta in promised])
     admitted = int(np.argmax(worse)) if worse.any() else len(order)
     return _lengths(order[:admitted], a.shape)
 
 
 def capacity(confidences: Array, rate: Rate) -> int:
     """K, the drafts a step that maximise Theta over all counts (no early stop; 0 with no request)."""
-    return int(np.argmax(_promised(survival(confidences), rate)[1]))
+    _, (promised,) = _promised(survival(confidences), rate)
+    return int(np.argmax(promised))
 
 
 def by_rank(confidences: Array, count: int) -> Array:
@@ -179,7 +188,7 @@ def policy(
     if name == "threshold":
         return partial(threshold, least=least)
     if name == "algorithm_1" and rate is not None:
-        return partial(algorithm_1, rate=Convex(rate))
+        return partial(algorithm_1, rate=rate, fit=Convex(rate))
     if name == "asynchronous" and rate is not None:
         return Asynchronous(rate)
     raise ScheduleError(f"policy: expected none, fixed, threshold, algorithm_1 or asynchronous, got {name}")
@@ -192,17 +201,23 @@ def candidates(confidences: Array, room: Array) -> Array:
 
 
 def _descending(a: Array) -> Array:
-    """Flat indices of a [R, G], largest first; of equals in a row the earlier draft first (a stable sort is slower)."""
-    return np.argsort((STEP * np.arange(a.shape[1]) - a).ravel())
+    """Flat indices of a [R, G], largest first; of equal ones those at earlier positions, then of earlier requests.
+
+    No two keys are equal, so the order of two drafts depends on these two alone: how a sort places equal keys may
+    depend on all the others, later confidences among them.
+    """
+    requests, drafts = a.shape
+    place = np.arange(drafts) * requests + np.arange(requests)[:, None]
+    return np.argsort((((1 - a) * FINE).astype(np.int64) * a.size + place).ravel())
 
 
-def _promised(a: Array, rate: Rate) -> tuple[Array, Array]:
-    """The order of admission [R G], and Theta after 0, 1, ..., R G admissions [1 + R G]."""
+def _promised(a: Array, *rates: Rate) -> tuple[Array, list[Array]]:
+    """The order of admission [R G], and by each rate Theta after 0, 1, ..., R G admissions [1 + R G]."""
     requests, order = len(a), _descending(a)
     if not requests:
-        return order, np.zeros(1)
+        return order, [np.zeros(1) for _ in rates]
     tau = requests + np.concatenate([[0.0], np.cumsum(a.ravel()[order])])
-    return order, tau * rate.span(requests, requests + len(order))
+    return order, [tau * rate.span(requests, requests + len(order)) for rate in rates]
 
 
 def _lengths(admitted: Array, shape: tuple[int, ...]) -> Array:

@@ -243,12 +243,13 @@ class _Run:
         width = int(room.max())
         if not width:
             return room, 0, 0.0, 0.0
-        began = time.perf_counter()
-        lengths = room
+        lengths, schedule = room, 0.0
         if self.policy is not None:
+            began = time.perf_counter()
             confidences = self.pool.confidences[self._rows(slots), :width]
             lengths = np.minimum(self.policy(candidates(confidences, room)), room)
-        schedule = time.perf_counter() - began if self.costs.schedule is None else self.costs.schedule
+            known = self.costs.schedule_seconds(len(slots))
+            schedule = time.perf_counter() - began if known is None else known
         return lengths, width * len(slots), self.costs.draft_seconds(len(slots), width), schedule
 
     def _verified(self, slots: Array, lengths: Array) -> tuple[int, int]:

@@ -27,11 +27,14 @@ class Arm:
     drafts: int
     least: float = 0.0  # of ``threshold``
 
-    def policy(self, rate: Rate) -> Policy | None:
-        """What schedules, anew for each run (the asynchronous form remembers); None: all that is drafted."""
+    def policy(self, rate: Rate, confident: bool = True) -> Policy | None:
+        """What schedules, anew for each run (the asynchronous form remembers); None: all that is drafted.
+
+        ``confident``: the draft has a confidence head; raises ``ScheduleError`` where the policy needs one.
+        """
         if self.name not in CONFIDENT:
             return None
-        return policy(self.name, rate, least=self.least)
+        return policy(self.name, rate, least=self.least, confident=confident)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from data_specs.sps import SpsTable
 from data_specs.study import MACHINE, MEASURED
 from pipeline.config import StudyConfig
-from stages.evaluate.costs import Costs, StepRates, TableCosts, from_steps, from_table
+from stages.evaluate.costs import Costs, Curve, StepRates, TableCosts, from_steps, from_table
 from stages.evaluate.load import Step
 from stages.evaluate.load_fronts import Point as FrontPoint
 from stages.evaluate.load_fronts import front, shortfall, sla
@@ -25,7 +25,9 @@ from stages.evaluate.study_points import SCHEDULED, Arm, Point, arms, request_co
 from stages.evaluate.study_server import Measured
 
 LIMIT = 0.02  # by so much a scheduler may lie below the best fixed length
-SCHEDULE_SECONDS = 100e-6  # of a policy a step, where nobody measured it (benchmarks/scheduler.py)
+SCHEDULE = Curve.of(
+    [(1, 20e-6), (256, 63e-6), (2048, 415e-6)]
+)  # of a policy a step, by benchmarks/scheduler.py
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def _simulated(
     advance: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Every policy and fixed length at every concurrency, and the policies under Poisson arrivals."""
-    costs = from_table(table, SCHEDULE_SECONDS)
+    costs = from_table(table, SCHEDULE)
     found = []
     for concurrency in study.simulated_concurrencies:
         for arm in simulated_arms(chosen, pool.drafts):

@@ -72,7 +72,11 @@ def test_costs_of_steps_by_requests_tokens_and_drafts() -> None:
     assert float(costs.verify_seconds(2, 3, 99)) == pytest.approx(1.2)
     assert float(costs.verify_seconds(4, 4, 0)) == 2.0
     assert float(costs.verify_seconds(3, 3, 0)) == pytest.approx(1.5), "one step is no measurement"
-    assert costs.draft_seconds(7, 1) == 0.5 and costs.prefill_seconds(9) == 8.0 and costs.schedule == 0.0
+    assert (
+        costs.draft_seconds(7, 1) == 0.5
+        and costs.prefill_seconds(9) == 8.0
+        and costs.schedule_seconds(3) == 0.0
+    )
     with pytest.raises(CostError, match="steps that prefill and steps that verify"):
         from_steps(steps[1:])
 
@@ -98,11 +102,11 @@ def test_costs_are_in_units_of_the_pace_and_scale_with_it() -> None:
     quick = Step(3.0, 2, 10, 4, 6, 1, 3, 5, 0.2, 0.1, 0.01, 1.0, pace=0.25)
     costs = from_steps([slow, quick])
     assert costs.prefill_seconds(5) == pytest.approx(0.8) and costs.draft_seconds(2, 2) == pytest.approx(0.4)
-    assert costs.schedule == pytest.approx(0.04) and float(costs.verify_seconds(2, 6, 0)) == pytest.approx(
-        4.0
-    )
+    assert costs.schedule_seconds(2) == pytest.approx(0.04) and float(
+        costs.verify_seconds(2, 6, 0)
+    ) == pytest.approx(4.0)
     quicker = costs.scaled(0.25)
-    assert quicker.schedule == pytest.approx(0.01)
+    assert quicker.schedule_seconds(2) == pytest.approx(0.01)
     assert float(quicker.verify_seconds(2, 6, 0)) == pytest.approx(1.0)
 
 

@@ -20,7 +20,9 @@ from stages.evaluate.study_points import requests
 GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3_dspark_decode"
 PROMPTS = [tuple(t["prompt"]) for t in json.loads((GOLDEN / "expected.json").read_text())[:6]]
 LIMIT, SLOTS, COUNT = 24, 3, 8
-UNIT = TableCosts(Surface({1: Curve.of([(1, 1.0)])}), None, Curve.of([(1, 1.0)]), schedule=0.0)
+UNIT = TableCosts(
+    Surface({1: Curve.of([(1, 1.0)])}), None, Curve.of([(1, 1.0)]), schedule=Curve.of([(1, 0.0)])
+)
 RATE = StepRate(1 / (1 + 0.05 * np.arange(1, 100)))
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from stages.evaluate import scheduler
 from stages.evaluate.scheduler import ScheduleError, StepRate, algorithm_1, by_rank, capacity
+from stages.evaluate.study_points import Arm
 
 PAPER = StepRate(np.array([1.0, 0.5, 0.45]))  # Appendix A: B = 1, 2, 3
 
@@ -66,21 +67,60 @@ def test_appendix_a() -> None:
     retrospective = first_token(lambda c: by_rank(c, capacity(c, PAPER)))
     assert retrospective == pytest.approx([0.85, 0.15])
     assert first_token(lambda c: algorithm_1(c, PAPER)) == pytest.approx([0.7, 0.3])
+    for name in ("algorithm_1", "asynchronous"):  # as they are served
+        for before in range(3):
+            served = [
+                scheduler.policy(name, PAPER) for _ in draft
+            ]  # one for each of the two tokens, alike till now
+            for each in served:
+                for _ in range(before):
+                    each(np.array([[0.8, 0.9]]))
+            turns = iter(served)
+            assert first_token(lambda c, turns=turns: next(turns)(c)) == pytest.approx([0.7, 0.3])
+
+
+def served_after(name: str, rate: StepRate, steps: int, requests: int):
+    """The lengths by the policy ``name`` of a run that has gone on for ``steps`` steps of equal confidences."""
+
+    def lengths(confidences: np.ndarray) -> np.ndarray:
+        made = scheduler.policy(name, rate, least=0.5)
+        for _ in range(steps):
+            made(np.full((requests, confidences.shape[1]), 0.8))
+        return made(confidences)
+
+    return lengths
+
+
+@pytest.mark.parametrize("kind", ["continuous", "with equals"])
+@pytest.mark.parametrize("name", ["algorithm_1", "asynchronous", "threshold"])
+def test_a_decision_does_not_depend_on_the_token_or_later_ones(name: str, kind: str) -> None:
+    """Confidences after draft j depend on token j: whatever they are, the decision about j stays. With many equal ones
+    that holds only if no sort decides among equals by what else there is.
+    """
+    rng, requests, drafts = np.random.default_rng(5), 24 if kind == "with equals" else 5, 5
+    jagged = StepRate(1 / (20 + np.cumsum(rng.choice([0.0, 0.0, 1.5], requests * (drafts + 1)))))
+    decide = served_after(name, jagged, 2, requests)
+    draw = (
+        rng.choice([0.4, 0.9, 1.0], (3, requests, drafts))
+        if kind == "with equals"
+        else rng.uniform(0, 1, (3, 5, 5))
+    )
+    for confidences in draw:
+        lengths = decide(confidences)
+        assert 0 < lengths.sum() < lengths.size * drafts
+        for r, j in itertools.product(range(requests), range(drafts)):
+            for other in (0.0, 1.0):
+                changed = confidences.copy()
+                changed[r, j + 1 :] = np.maximum(other, scheduler.LEAST)
+                assert (decide(changed)[r] > j) == (lengths[r] > j)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_decision_does_not_depend_on_the_token_or_later_ones(seed: int) -> None:
-    """Confidences after draft j depend on token j: whatever they are, the decision about j stays."""
-    rng = np.random.default_rng(seed)
-    confidences, rate = rng.uniform(0, 1, (4, 5)), falling(24, seed)
-    lengths, count = algorithm_1(confidences, rate), 7
-    ranked = by_rank(confidences, count)
-    for r, j in itertools.product(range(4), range(5)):
-        for other in (0.0, 1.0):
-            changed = confidences.copy()
-            changed[r, j + 1 :] = other
-            assert (algorithm_1(changed, rate)[r] > j) == (lengths[r] > j)
-            assert (by_rank(changed, count)[r] > j) == (ranked[r] > j)
+def test_over_a_convex_curve_the_served_algorithm_1_is_that_of_the_paper(seed: int) -> None:
+    confidences, rate = np.random.default_rng(seed).uniform(0, 1, (4, 5)), falling(24, seed)
+    assert (
+        scheduler.policy("algorithm_1", rate)(confidences).tolist() == algorithm_1(confidences, rate).tolist()
+    )
 
 
 def test_equal_drafts_are_admitted_in_order() -> None:
@@ -111,6 +151,16 @@ def test_a_bump_in_the_measured_curve_does_not_stop_algorithm_1() -> None:
     rate, confidences = StepRate(1 / np.array([1.0, 1.5, 1.5, 1.5])), np.array([[0.5, 1.0, 1.0]])
     assert algorithm_1(confidences, rate).tolist() == [0]
     assert scheduler.policy("algorithm_1", rate)(confidences).tolist() == [3]
+
+
+def test_what_is_paid_for_is_used() -> None:
+    """Seconds 1, 2, 2, 2 (convex 1, 4/3, 5/3, 2), a = .4, .3, .2: over the convex curve the second draft does not pay,
+    but once the first is verified it costs nothing: 1.9 / 2 with all, 1.4 / 2 with one.
+    """
+    rate, confidences = StepRate(1 / np.array([1.0, 2.0, 2.0, 2.0])), np.array([[0.4, 0.75, 2 / 3]])
+    assert scheduler.policy("algorithm_1", rate)(confidences).tolist() == [3]
+    assert algorithm_1(confidences, scheduler.Convex(rate)).tolist() == [1]
+    assert algorithm_1(confidences, rate).tolist() == [0]
 
 
 def test_an_asynchronous_capacity_is_a_share_of_the_candidates() -> None:
@@ -146,6 +196,10 @@ def test_baselines() -> None:
         (
             lambda: scheduler.policy("threshold", confident=False),
             "policy threshold: the draft has no confidence head",
+        ),
+        (
+            lambda: Arm("threshold", 7).policy(PAPER, confident=False),
+            "policy threshold: the draft has no confidence",
         ),
         (lambda: scheduler.policy("best"), "policy: expected none, .* got best"),
     ],

@@ -20,7 +20,10 @@ from stages.evaluate.simulation import (
 
 ONE = Curve.of([(1, 1.0)])
 UNIT = TableCosts(
-    Surface({1: ONE}), Surface({1: Curve.of([(1, 0.25)])}), Curve.of([(1, 0.5)]), schedule=0.125
+    Surface({1: ONE}),
+    Surface({1: Curve.of([(1, 0.25)])}),
+    Curve.of([(1, 0.5)]),
+    schedule=Curve.of([(1, 0.125)]),
 )
 
 
