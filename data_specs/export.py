@@ -3,7 +3,7 @@
     config.json          the draft's own fields, as that reader names them; nothing of the target that does not hold
     model.safetensors    the draft's tensors under the reader's names, bit for bit those of the draft
     calibration.json     the draft's calibration, where it has one (``draft`` is the fingerprint of these files)
-    provenance.json      what it was made from: references, fingerprints, versions, target, data; no path of any machine.
+    provenance.json      what it was made from: references, fingerprints, versions, target, data; no path of a machine.
                          An import takes it along, so that an export of the import still knows
     *.gguf               llama_cpp with ``export.converter``: the draft and its target, converted
     README.md            hub: the model card
