@@ -201,7 +201,7 @@ class Model(Draft):
             logits, confidence = step(previous)
             if confidence is not None:
                 least = thresholds[k] if k < len(thresholds) else 0.0
-                alive = alive & (confidence >= least)
+                alive = alive & ~(confidence < least)  # NaN goes on: it is recorded, and refused by name
                 if least > 0 and not alive.any():
                     break
                 confidences.append(confidence)

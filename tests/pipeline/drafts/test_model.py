@@ -196,6 +196,8 @@ def test_a_threshold_cuts_the_chain() -> None:
     expected = next(k for k in range(7) if whole.confidences[k] < threshold)
     assert len(draft.propose(state, 7, Sampler(0.0), thresholds=[threshold] * 7).tokens) == expected
     assert len(draft.propose(state, 7, Sampler(0.0), thresholds=[1.1]).tokens) == 0
+    draft.confidence_head.proj.bias.fill_(torch.nan)  # it cuts nothing: what is recorded is refused by name
+    assert draft.propose(state, 7, Sampler(0.0), thresholds=[threshold] * 7).confidences.isnan().sum() == 7
 
 
 def test_buffers_grow_and_keep_what_they_hold() -> None:
