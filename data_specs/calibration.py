@@ -9,6 +9,7 @@ stages/evaluate/calibration.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from data_specs.manifest import fingerprint, folder_records, read_json, write_js
 
 CALIBRATION = "calibration.json"
 SCHEMA_VERSION = 1
+AGAIN = (
+    "python -m pipeline stage=evaluate evaluate.calibrate=true, with the target, sampler and benchmarks of this run, "
+    "fits it anew (that of an export stays as it is: export the draft again)"
+)
 
 
 class CalibrationFileError(UserError):
@@ -39,9 +44,8 @@ class Calibration:
     dtype: str
     thinking: bool | None
     data: str  # name of the data whose held-out prompts were answered
-    made_with: (
-        str  # fingerprint of all that the rounds depend on: the above, the data's contents, limits, seed
-    )
+    # Fingerprint of all that the rounds depend on but the draft: the above, the data's contents, limits, seed.
+    made_with: str
     keys: list[str]  # of those prompts (pipeline.rows.prompt_key): none of them may be reported on
     rounds: int
     temperatures: list[float]  # [G]
@@ -86,6 +90,39 @@ def read_calibration(folder: Path, draft: str, drafts: int) -> Calibration:
         raise CalibrationFileError(f"{path}: expected the fields {sorted(names)}, got {sorted(values)}")
     _check(path, values, draft, drafts)
     return Calibration(**{name: values[name] for name in names})
+
+
+def check_use(
+    folder: Path,
+    found: Calibration,
+    target: str,
+    sampler: dict[str, Any],
+    thinking: bool | None,
+    keys: Collection[str],
+) -> None:
+    """Raise ``CalibrationFileError`` naming the field in which ``found``, of ``folder``, is not for these answers.
+
+    ``target``, ``sampler`` and ``thinking`` (see ``Calibration``) decide how answers are distributed; ``dtype`` only
+    rounds, and is not compared. ``keys`` are of the prompts to be answered: none of them may have been fitted on.
+    """
+    path = folder / CALIBRATION
+    for name, expected in (("target", target), ("sampler", sampler), ("thinking", thinking)):
+        got = getattr(found, name)
+        if got != expected:
+            raise CalibrationFileError(
+                f"{path}: {name}: expected {_short(expected)}, got {_short(got)}; {AGAIN}"
+            )
+    seen = sorted(set(found.keys) & set(keys))
+    if seen:
+        raise CalibrationFileError(
+            f"{path}: keys: expected none of the prompts of this run, got {len(seen)} of them (the first: "
+            f"{_short(seen[0])}); {AGAIN}"
+        )
+
+
+def _short(value: Any) -> str:
+    """A fingerprint by its first characters."""
+    return f"{value[:12]}..." if isinstance(value, str) else str(value)
 
 
 def _check(path: Path, values: dict[str, Any], draft: str, drafts: int) -> None:

@@ -18,7 +18,7 @@ from data_specs.calibration import (
     write_calibration,
 )
 from data_specs.evaluation import HELDOUT_ROUNDS, read_rounds
-from data_specs.manifest import fingerprint
+from data_specs.manifest import MANIFEST, fingerprint, read_manifest
 from pipeline import console
 from pipeline.artifacts import Artifact
 from pipeline.config import Config, ConfigError
@@ -68,7 +68,6 @@ def make_plan(
     heldout.check(config.data)
     _check_share(config, draft)
     made_of: dict[str, Any] = {
-        "draft": draft_contents(folder),
         "target": target,
         "sampler": sampler.effective(),
         "dtype": config.target.dtype,
@@ -76,8 +75,9 @@ def make_plan(
         "data": config.data.name,
     }
     limits = [settings.max_new_tokens, settings.calibration_prompts, config.seed]
+    # Without the draft, which is compared by itself: an export's is the same under another fingerprint.
     made_with = fingerprint(made_of, limits, heldout.contents(config.data))
-    return Plan(folder, made_with=made_with, **made_of)
+    return Plan(folder, draft_contents(folder), made_with=made_with, **made_of)
 
 
 def obtain(
@@ -132,7 +132,7 @@ def fitted(plan: Plan, rounds: pa.Table, drafts: int) -> Calibration:
 
 
 def keep(calibration: Calibration, folder: Path, plan: Plan) -> None:
-    """Write ``calibration`` into the evaluation's ``folder`` and the draft's, where that can be written."""
+    """Write ``calibration`` into the evaluation's ``folder``, and the draft's where that may and can be written."""
     write_calibration(folder, calibration)
     _keep_beside_the_draft(calibration, plan)
 
@@ -144,18 +144,31 @@ def restore(plan: Plan, evaluation: Path, drafts: int) -> None:
 
 
 def _keep_beside_the_draft(calibration: Calibration, plan: Plan) -> None:
-    if (plan.folder / CALIBRATION).is_file():
-        if read_calibration(plan.folder, plan.draft, len(calibration.temperatures)) == calibration:
-            return
-        if is_main():
-            console.say(f"{plan.folder / CALIBRATION} was made with other settings: replaced")
+    path = plan.folder / CALIBRATION
+    there = path.is_file()
+    if there and read_calibration(plan.folder, plan.draft, len(calibration.temperatures)) == calibration:
+        return
+    if _is_committed(plan.folder):
+        _say(f"{path} is part of an export and stays: the calibration is kept in the evaluation only")
+        return
+    if there:
+        _say(f"{path} was made with other settings: replaced")
     try:
         write_calibration(plan.folder, calibration)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        if is_main():
-            console.say(f"{plan.folder} cannot be written: the calibration is kept in the evaluation only")
+        _say(f"{plan.folder} cannot be written: the calibration is kept in the evaluation only")
+
+
+def _is_committed(folder: Path) -> bool:
+    """Whether the manifest of ``folder`` lists its calibration, as an export's does: it is never written again."""
+    return (folder / MANIFEST).is_file() and CALIBRATION in read_manifest(folder).files
+
+
+def _say(text: str) -> None:
+    if is_main():
+        console.say(text)
 
 
 def summary(calibration: Calibration, rounds: pa.Table) -> dict[str, Any]:

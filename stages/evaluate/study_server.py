@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_specs.calibration import draft_contents, read_calibration
+from data_specs.calibration import check_use, draft_contents, read_calibration
 from pipeline.chat import TemplateRefusal, render_prompt
 from pipeline.config import Config, ConfigError
 from pipeline.drafts.base import Draft
 from pipeline.drafts.checkpoint import load
 from pipeline.sampling import Sampler
 from pipeline.target import Target
-from pipeline.target_files import load_tensors, load_tokenizer
+from pipeline.target_files import identity, load_tensors, load_tokenizer, locate
 from stages.evaluate.benchmarks import load_prompts
 from stages.evaluate.calibration import scaled
 from stages.evaluate.costs import StepRates, from_steps
 from stages.evaluate.load import Step, Times
 from stages.evaluate.profile import Reference
 from stages.evaluate.recording import record
-from stages.evaluate.run import Job, check_fit
+from stages.evaluate.run import Job, check_fit, selected_prompts
 from stages.evaluate.scheduler import Policy
 from stages.evaluate.serving import Engine, Served
 from stages.evaluate.simulation import Answer, answer_of_rounds
@@ -179,8 +179,13 @@ def load_ids(config: Config, job: Job, tokenizer: object) -> Prompts:
 def temperatures_of(config: Config, job: Job, drafts: int) -> list[float] | None:
     """Those of the draft's calibration.json; None with ``study.calibrated=false``.
 
-    Raises ``CalibrationFileError`` where there is none, or another draft's.
+    Raises ``CalibrationFileError`` where there is none, or one of another draft, for other answers than the study's, or
+    fitted on prompts of the study.
     """
     if not config.study.calibrated:
         return None
-    return read_calibration(job.draft, draft_contents(job.draft), drafts).temperatures
+    found = read_calibration(job.draft, draft_contents(job.draft), drafts)
+    target, sampler = identity(locate(config.target)), job.sampler.effective()
+    keys = {p.key for listed in selected_prompts(config, job.benchmarks).values() for p in listed}
+    check_use(job.draft, found, target, sampler, config.target.thinking, keys)
+    return found.temperatures

@@ -9,6 +9,7 @@ from data_specs.calibration import (
     CALIBRATION,
     Calibration,
     CalibrationFileError,
+    check_use,
     draft_contents,
     read_calibration,
     write_calibration,
@@ -54,6 +55,30 @@ def test_what_is_not_this_drafts_is_named(tmp_path, changes, message):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(CalibrationFileError, match=message):
         read_calibration(tmp_path, "d" * 64, drafts=2)
+
+
+FOR = {"target": "t" * 64, "sampler": {"temperature": 0.0}, "thinking": None, "keys": {"c"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": "u" * 64}, r"calibration.json: target: expected uuuuuuuuuuuu..., got tttttttttttt...; "),
+        (
+            {"sampler": {"temperature": 1.0}},
+            r"sampler: expected {'temperature': 1.0}, got {'temperature': 0.0}; ",
+        ),
+        ({"thinking": True}, "thinking: expected True, got None; "),
+        (
+            {"keys": {"b", "c"}},
+            r"keys: expected none of the prompts of this run, got 1 of them \(the first: b...\); ",
+        ),
+    ],
+)
+def test_one_for_other_answers_is_named_with_how_to_fit_it(tmp_path, changes, message):
+    check_use(tmp_path, MADE, **FOR)
+    with pytest.raises(CalibrationFileError, match=message + ".*stage=evaluate evaluate.calibrate=true"):
+        check_use(tmp_path, MADE, **(FOR | changes))
 
 
 def test_a_drafts_contents_are_its_config_and_weights(tmp_path):

@@ -12,7 +12,7 @@ import tiny
 import torch
 from transformers import Qwen3ForCausalLM
 
-from data_specs.calibration import CALIBRATION, CalibrationFileError
+from data_specs.calibration import CALIBRATION, CalibrationFileError, draft_contents
 from data_specs.evaluation import HELDOUT_ROUNDS, EvaluationError, read_rounds
 from pipeline.artifacts import Store
 from pipeline.config import Config, ConfigError, DataConfig, EvaluateConfig, SourceConfig, TrackingConfig
@@ -260,8 +260,35 @@ def test_confidences_that_are_none_are_refused_by_name(case, monkeypatch):
     ):
         run_evaluate(config, store, draft)
     config.evaluate.calibrate = False
-    with pytest.raises(EvaluationError, match="benchmark mt_bench, prompt 0, turn 0, round 1: .* nan"):
-        run_evaluate(config, store, draft)
+    for config.evaluate.threshold in (0.0, 0.5):
+        with pytest.raises(EvaluationError, match="benchmark mt_bench, prompt 0, turn 0, round 1: .* nan"):
+            run_evaluate(config, store, draft)
+
+
+def test_an_export_keeps_the_calibration_that_it_was_made_with(made, monkeypatch, capsys):
+    """Its draft has another fingerprint (config.json says more) and the same calibration, now of these files."""
+    config, draft, _ = made
+    config, store = copy.deepcopy(config), Store(config.artifacts)
+    work = store.begin("export", "half_vllm", 1, "9" * 64, {"draft": "f" * 64}, {})
+    for path in draft.path.glob("model*"):
+        shutil.copy(path, work.path)
+    said = json.loads((draft.path / "config.json").read_text())
+    (work.path / "config.json").write_text(json.dumps(said | {"served_by": "vllm"}))
+    values = calibration_in(draft.path) | {"draft": draft_contents(work.path)}
+    (work.path / CALIBRATION).write_text(json.dumps(values))
+    export = store.commit(work, {})
+    config.evaluate.sweep = False
+    with monkeypatch.context() as patch:
+        patch.setattr(calibrate, "fitted", None)  # a fit would fail
+        evaluation = run_evaluate(config, store, export.path)
+    assert calibration_in(evaluation.path) == values
+    export.verify()
+    config.evaluate.calibration_prompts = 4
+    other = run_evaluate(config, store, export.path)
+    assert calibration_in(other.path)["prompts"] == 4
+    assert "is part of an export and stays" in capsys.readouterr().out
+    assert calibration_in(export.path) == values
+    export.verify()
 
 
 def test_a_draft_that_cannot_be_written_is_left_as_it_is(case, made, monkeypatch, capsys):
