@@ -28,5 +28,9 @@ def read_table(path: Path, schema: pa.Schema, what: str, error: type[UserError])
     except (pa.ArrowInvalid, OSError) as cause:
         raise error(f"{path}: expected a Parquet file of {what}, got: {cause}") from None
     if not table.schema.equals(schema):
-        raise error(f"{path}: expected the columns {schema.names}, got {table.schema.names}")
+        named = schema.names != table.schema.names
+        expected, got = (
+            [f.name if named else f"{f.name} {f.type}" for f in s] for s in (schema, table.schema)
+        )
+        raise error(f"{path}: expected the columns {expected}, got {got}")
     return table
