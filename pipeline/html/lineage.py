@@ -1,4 +1,6 @@
-"""What an artifact was made from, back to the answers: references and fingerprints, no path of this machine."""
+"""What an artifact was made from, back to the answers (references and fingerprints, no path of this machine), and what
+was made from a draft.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,12 @@ def lineage(store: Store, parents: Mapping[str, str]) -> list[Ancestor]:
         found[fingerprint] = _ancestor(role, fingerprint, artifact)
         waiting += artifact.manifest.parents.items() if artifact else []
     return list(found.values())
+
+
+def made_of_draft(store: Store, kind: str, draft: str | None) -> list[Artifact]:
+    """Artifacts of ``kind`` made from the draft with this fingerprint, the latest first; None: of no draft."""
+    made = [one for one in store.list(kind) if draft and one.manifest.parents.get("draft") == draft]
+    return sorted(reversed(made), key=lambda one: one.manifest.created, reverse=True)
 
 
 def _ancestor(role: str, fingerprint: str, artifact: Artifact | None) -> Ancestor:

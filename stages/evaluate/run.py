@@ -29,6 +29,7 @@ from data_specs.evaluation import (
     write_rounds,
 )
 from data_specs.manifest import file_record, fingerprint, folder_records, read_json
+from data_specs.study import RESULT as STUDY_RESULT
 from pipeline import console
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config, ConfigError, section
@@ -36,6 +37,7 @@ from pipeline.drafts.checkpoint import load, read_config
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import head_rows
 from pipeline.html.evaluation import in_the_making
+from pipeline.html.lineage import made_of_draft
 from pipeline.html.page import write_html
 from pipeline.ranks import is_main
 from pipeline.sampling import Sampler
@@ -245,7 +247,9 @@ def _evaluate(
             left.unlink()
         sections = _sections(config, work, job, speaker)
         result = write_report(work.path, facts, positions, config.evaluate.bootstrap, sections)
-        write_html(work.path, [in_the_making(work, result, store)])
+        studies = made_of_draft(store, "study", work.parents["draft"])
+        study = read_json(studies[0].path / STUDY_RESULT) if studies else None
+        write_html(work.path, [in_the_making(work, result, store)], study)
         return counts_of(result)
 
     artifact = commit_once(store, work, finish, FILES)

@@ -13,6 +13,7 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, ConfigError
 from pipeline.html.comparing import common_benchmarks
 from pipeline.html.evaluation import Evaluation, committed
+from pipeline.html.lineage import made_of_draft
 from pipeline.html.page import PAGE, write_html
 from pipeline.ranks import is_main
 from pipeline.work import begin_once, commit_once
@@ -72,11 +73,8 @@ def _label(one: Artifact, shared: bool) -> str:
 def find_study(evaluations: dict[str, Artifact], store: Store) -> Artifact | None:
     """The latest serving study of the draft, where all evaluations are of one draft."""
     drafts = {one.manifest.parents.get("draft") for one in evaluations.values()}
-    if len(drafts) != 1:
-        return None
-    (draft,) = drafts
-    studies = [one for one in store.list(STUDY) if draft in one.manifest.parents.values()]
-    return max(studies, key=lambda one: one.manifest.created, default=None)
+    studies = made_of_draft(store, STUDY, drafts.pop()) if len(drafts) == 1 else []
+    return studies[0] if studies else None
 
 
 def _commit(

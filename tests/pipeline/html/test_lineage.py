@@ -1,7 +1,7 @@
-"""Lineage: back to the answers, each artifact once, also where the store does not hold one."""
+"""Lineage: back to the answers, each artifact once, also where the store does not hold one; what a draft led to."""
 
 from pipeline.artifacts import Store
-from pipeline.html.lineage import lineage
+from pipeline.html.lineage import lineage, made_of_draft
 
 
 def make(store, kind, name, fingerprint, parents):
@@ -19,6 +19,19 @@ def test_back_to_the_answers(tmp_path):
     ]  # fmt: skip
     assert found[0].created is not None and found[2].created is None
     assert str(tmp_path) not in repr(found)
+
+
+def test_what_was_made_of_a_draft_the_latest_first(tmp_path):
+    store = Store(tmp_path)
+    for name, number in (("one", "1"), ("two", "2"), ("one", "3")):
+        make(store, "study", name, number, {"draft": "d" * 64})
+    make(store, "study", "other", "4", {"draft": "e" * 64, "init": "d" * 64})
+    make(store, "evaluation", "one", "5", {"draft": "d" * 64})
+    make(store, "evaluation", "none", "6", {})
+    found = [(one.reference, one.manifest.created) for one in made_of_draft(store, "study", "d" * 64)]
+    assert {reference for reference, _ in found} == {"one:v0", "two:v0", "one:v1"}
+    assert [created for _, created in found] == sorted((created for _, created in found), reverse=True)
+    assert made_of_draft(store, "evaluation", None) == []
 
 
 def test_of_nothing(tmp_path):

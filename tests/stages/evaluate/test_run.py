@@ -8,9 +8,11 @@ import shutil
 import html_page
 import pytest
 import tiny
+import tiny_summary
 import torch
 
 from data_specs.evaluation import ROUNDS, read_rounds
+from data_specs.manifest import write_json
 from data_specs.sps import read_table
 from pipeline.artifacts import Artifact, Store
 from pipeline.chat import render_prompt
@@ -190,15 +192,23 @@ def test_a_killed_evaluation_goes_on_where_it_was(config, store, draft_folder, m
     assert not list((made.path / ROUNDS).glob(".*"))
 
 
-def test_a_draft_that_is_an_artifact_is_the_parent(config, store, draft_folder):
+def test_a_draft_that_is_an_artifact_is_the_parent_and_its_study_is_shown(config, store, draft_folder):
     work = store.begin("draft", "tiny_dspark", 1, "f" * 64, {}, {"target": {"thinking": None}})
     for path in draft_folder.iterdir():
         shutil.copy(path, work.path)
     draft = store.commit(work, {})
     config.evaluate.benchmarks, config.evaluate.files = ["gsm8k"], {"gsm8k": config.evaluate.files["gsm8k"]}
+    study = tiny_summary.study()
+    for parent, told in (("f", study), ("e", {})):  # the other draft's could not be shown
+        work = store.begin("study", "tiny_dspark", 2, parent * 64, {"draft": parent * 64}, {})
+        write_json(work.path / "study.json", told)
+        store.commit(work, {})
     made = run_evaluate(config, store, draft)
     assert made.reference == "tiny_dspark:v0"
     assert made.manifest.parents == {"draft": "f" * 64}
+    page = html_page.Page((made.path / "report.html").read_text())
+    assert ("", "study/real/0/metrics/throughput") in page.numbers
+    assert html_page.wrong_numbers(page, {"": json.loads((made.path / SUMMARY).read_text())}, study) == []
 
 
 def test_another_thinking_mode_than_the_drafts_is_refused(config, store, draft_folder):
