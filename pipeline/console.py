@@ -91,11 +91,12 @@ def say(text: str) -> None:
         console.print(text)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; numbers are to be formatted by the caller."""
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> None:
+    """Print a table, ``caption`` below its rows; numbers are to be formatted by the caller."""
     if _brief:
         return
     shown = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    shown.caption, shown.caption_justify, shown.caption_style = caption or None, "left", ""
     for number, column in enumerate(columns):
         shown.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in rows:

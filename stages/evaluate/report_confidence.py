@@ -67,6 +67,17 @@ def show(result: dict[str, Any]) -> None:
         console.table(f"Thresholds on {_scale(result)} confidences", SWEEP_COLUMNS, _sweep_rows(sweep))
 
 
+def in_a_line(calibration: dict[str, Any]) -> str:
+    """The error before and after, on average and by position."""
+    pairs = [
+        f"{_error(before)} -> {_error(after)}"
+        for before, after in zip(calibration["before"], calibration["after"], strict=True)
+        if before["rounds"]
+    ]
+    mean_of = " -> ".join(_percent(_mean_error(calibration, name)) for name in STAGES)
+    return f"calibrated confidence: ECE {mean_of} on average, by position {', '.join(pairs)}"
+
+
 def flat_metrics(result: dict[str, Any]) -> dict[str, float]:
     """Mean error before and after, for a tracker."""
     calibration = result.get("calibration")

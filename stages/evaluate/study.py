@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from data_specs import sps
-from data_specs.manifest import fingerprint
+from data_specs.manifest import fingerprint, read_json
 from data_specs.sps import SpsTable
 from data_specs.study import (
     AFTER,
@@ -39,7 +39,8 @@ from pipeline import console
 from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config, section
 from pipeline.drafts.checkpoint import read_config
-from pipeline.html.evaluation import Evaluation, committed
+from pipeline.html.evaluation import SUMMARY, Evaluation, committed
+from pipeline.html.lineage import made_of_draft
 from pipeline.html.page import write_html
 from pipeline.ranks import is_main
 from pipeline.target_files import device_of
@@ -94,7 +95,7 @@ def run_study(config: Config, store: Store, draft: Artifact | Path) -> Artifact 
         console.say(f"study of {plan.job.name} is already there: {found.reference} ({found.path})")
     artifact = found or _study(config, store, plan)
     if is_main():
-        show(artifact)
+        show(artifact, _judged(store, plan))
     return artifact
 
 
@@ -163,9 +164,16 @@ def _study(config: Config, store: Store, plan: Plan) -> Artifact:
 
 def _evaluated(store: Store, job: Job) -> list[Evaluation]:
     """The latest evaluation of the draft, which the page shows too; none where there is no such."""
-    draft = job.parents["draft"]
-    made = [a for a in store.list("evaluation") if a.manifest.parents.get("draft") == draft]
-    return [committed(made[-1], store)] if made else []
+    return [committed(one, store) for one in made_of_draft(store, "evaluation", job.parents["draft"])[:1]]
+
+
+def _judged(store: Store, plan: Plan) -> dict[str, Any] | None:
+    """What the latest evaluation of the draft with the study's temperatures says of them; None where none has them."""
+    for one in made_of_draft(store, "evaluation", plan.job.parents["draft"]):
+        calibration: dict[str, Any] | None = read_json(one.path / SUMMARY).get("calibration")
+        if calibration and calibration["temperatures"] == plan.temperatures:
+            return calibration
+    return None
 
 
 def _take_over(store: Store, plan: Plan, folder: Path) -> None:

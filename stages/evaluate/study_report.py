@@ -13,6 +13,7 @@ from pipeline import console
 from pipeline.artifacts import Artifact
 from pipeline.html.page import PAGE
 from pipeline.reporting import axes, markdown_table, save
+from stages.evaluate.report_confidence import in_a_line
 
 COLUMNS = (
     ("tokens/s", "throughput", "{:.1f}"),
@@ -183,14 +184,16 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def show(artifact: Artifact) -> None:
-    """The last screen, from the stored result: policies by concurrency, checks, and what to type next."""
+def show(artifact: Artifact, calibration: dict[str, Any] | None = None) -> None:
+    """The last screen, from the stored result: policies by concurrency, checks, and what to type next.
+
+    ``calibration`` is what an evaluation's summary.json tells of the temperatures that the study used.
+    """
     result = read_json(artifact.path / RESULT)
-    tables = [points_table(f"{result['facts']['draft']} under load", result["real"])]
     if result["prediction"]:
-        tables.append(prediction_table(result))
-    for title, columns, rows in tables:
-        console.table(title, columns, rows)
+        console.table(*prediction_table(result))
+    told = in_a_line(calibration) if calibration else ""
+    console.table(*points_table(f"{result['facts']['draft']} under load", result["real"]), told)
     for text in (*notes(result), *verdicts(result)):
         console.say(f"  {text}")
     console.panel(

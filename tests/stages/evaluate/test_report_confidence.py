@@ -55,6 +55,11 @@ def test_last_screen(result, capsys):
     assert ["0.3", "1.50", "0.50", "75.0", "%", "2.50", "3", "1"] in rows
 
 
+def test_a_line_for_other_tables(result):
+    expected = "ECE 15.0 % -> 3.0 % on average, by position 20.0 % -> 2.0 %, 10.0 % -> 4.0 %"
+    assert report.in_a_line(result["calibration"]) == f"calibrated confidence: {expected}"
+
+
 def test_plots(result, tmp_path):
     report.plots(tmp_path, result)
     for name in (report.RELIABILITY_PLOT, report.SWEEP_PLOT):

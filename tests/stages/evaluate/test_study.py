@@ -1,20 +1,25 @@
 """The stage on the tiny target: artifact, resume, what is taken over, refusals, plan."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
+import tiny_summary
 import torch
+from safetensors.torch import load_file, save_file
 
-from data_specs.calibration import CalibrationFileError
-from data_specs.manifest import read_json
+from data_specs.calibration import Calibration, CalibrationFileError, draft_contents, write_calibration
+from data_specs.manifest import read_json, write_json
 from data_specs.sps import SpsError
 from data_specs.study import RESULT, StudyError
 from pipeline.artifacts import Store
 from pipeline.config import Config, DrafterConfig, EvaluateConfig, StudyConfig, TargetConfig, TrackingConfig
 from pipeline.drafts.checkpoint import save
 from pipeline.drafts.registry import build
-from pipeline.target_files import load_tensors
+from pipeline.target_files import identity, load_tensors
 from stages.evaluate import study, study_report
+from stages.evaluate.benchmarks import load_benchmark, load_prompts
 from stages.evaluate.study import run_study
 
 TABLE = {
@@ -49,7 +54,7 @@ def config(target_folder, tmp_path):
         study=StudyConfig(
             policies=["plain", "fixed_1", "algorithm_1"], calibrated=False, max_new_tokens=6, concurrencies=[1, 2],
             requests_per_slot=1, least_requests=3, timing_tokens=8, sps=[str(table)], simulated_concurrencies=[1, 4],
-            arrivals=[0.5],
+            simulated_prefill_tokens=16, arrivals=[0.5],
         ),
         tracking=TrackingConfig(mode="none"), artifacts=str(tmp_path / "artifacts"),
     )  # fmt: skip
@@ -142,6 +147,78 @@ def test_refusals(config, draft_folder, target_folder, tmp_path) -> None:
         config.study.policies = names
         with pytest.raises(StudyError, match=message):
             run_study(config, store, draft_folder)
+
+
+SURE = 0.9933071490757153  # sigmoid(5)
+FLAT = 0.5012499973958399  # sigmoid(5 / 1000)
+
+
+@pytest.fixture
+def calibrated(target_folder, tmp_path):
+    """A folder with a draft that is always as sure, and a calibration that is as extreme."""
+    folder = drafted(target_folder, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["confidence_head.proj.weight"].mul_(1e-12)
+    weights["confidence_head.proj.bias"].fill_(5.0)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    made = Calibration(
+        draft=draft_contents(folder), target=identity(target_folder), sampler={"temperature": 0.0}, dtype="bfloat16",
+        thinking=None, data="d", made_with="m", keys=["k"], rounds=1, temperatures=[1000.0] * 3, before=[], after=[],
+    )  # fmt: skip
+    write_calibration(folder, made)
+    return folder, made
+
+
+@pytest.mark.parametrize(("use", "confidence"), [(True, FLAT), (False, SURE)])
+def test_temperatures_reach_the_engine_and_the_pool(
+    config, calibrated, monkeypatch, capsys, use, confidence
+) -> None:
+    """Calibrated, no draft reaches the threshold of 0.6; as they are, all do."""
+    folder, made = calibrated
+    monkeypatch.setattr(study_report, "save", lambda figure, path: path.touch())
+    config.study.calibrated, config.study.policies, config.study.threshold = use, ["threshold"], 0.6
+    config.study.concurrencies, config.study.sps = [2], []
+    store = Store(config.artifacts)
+    for number, temperatures in (("1", made.temperatures), ("2", [1.0] * 3)):
+        work = store.begin("evaluation", "d", 1, number * 64, {"draft": draft_contents(folder)}, {})
+        told = tiny_summary.full()
+        told["calibration"]["temperatures"] = temperatures
+        told["calibration"]["before"][0]["ece"] = float(number) / 10
+        write_json(work.path / "summary.json", told)
+        store.commit(work, {})
+    found = run_study(config, store, folder)
+    pool = np.concatenate([answer.confidences for answer in study.read_pool(found.path)])
+    assert [pool.min(), pool.max()] == pytest.approx([confidence] * 2)
+    (real,) = read_json(found.path / RESULT)["real"]
+    assert (real["metrics"]["budget"] == 1.0) == use
+    shown = " ".join(capsys.readouterr().out.split())
+    line = "calibrated confidence: ECE 7.8 % -> 1.6 % on average, by position 10.0 % -> 1.1 %, 5.7 % -> 2.0 %"
+    assert (line in shown) == use  # of the evaluation that has these temperatures
+    last = shown[shown.index("tiny-draft under load") :]
+    assert ("calibrated confidence" in last) == use and "simulated" not in last[: last.index("tiny-draft on")]
+
+
+def test_a_foreign_calibration_is_refused_by_name(config, calibrated) -> None:
+    folder, made = calibrated
+    config.study.calibrated, store = True, Store(config.artifacts)
+    key = load_prompts(load_benchmark("gsm8k"), config.evaluate.files["gsm8k"])[1].key
+    for change, message in (
+        (
+            {"target": "u" * 64},
+            "calibration.json: target: expected .*, got uuuuuuuuuuuu...; python -m pipeline",
+        ),
+        (
+            {"sampler": {"temperature": 1.0}},
+            "sampler: expected {'temperature': 0.0}, got {'temperature': 1.0}",
+        ),
+        ({"thinking": True}, "thinking: expected None, got True"),
+        ({"keys": ["k", key]}, "keys: expected none of the prompts of this run, got 1 of them"),
+    ):
+        write_calibration(folder, dataclasses.replace(made, **change))
+        with pytest.raises(CalibrationFileError, match=message):
+            run_study(config, store, folder)
+    write_calibration(folder, made)
+    assert study.make_plan(config, folder).temperatures == [1000.0] * 3  # another type only rounds
 
 
 def test_a_plan_measures_nothing(config, draft_folder, capsys) -> None:
