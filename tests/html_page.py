@@ -2,6 +2,7 @@
 
 import json
 import re
+from decimal import Decimal
 from html.parser import HTMLParser
 
 VOID = {"meta", "link", "br"}
@@ -83,6 +84,16 @@ def expected(summaries, study, label, key):
         else:
             found = found.get(part, 0) if part in ("stop", "length") else found[part]
     return found
+
+
+def shows(text, value):
+    """Whether a cell's ``text`` is ``value``, rounded to the last digit that it shows."""
+    named = {"–": None, "yes": True, "no": False}
+    if text in named or value is None or isinstance(value, bool):
+        return named.get(text, text) is value
+    shown = Decimal(re.sub("[^0-9.e+-]", "", text))
+    last = Decimal(1).scaleb(shown.as_tuple().exponent)
+    return abs(shown - Decimal(value) * (100 if "%" in text else 1)) <= Decimal("0.5001") * last
 
 
 def wrong_numbers(page, summaries, study=None):

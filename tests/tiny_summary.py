@@ -127,6 +127,6 @@ def study():
         },
         "checks": {"h100": {"algorithm_1": {
             "against": ["fixed_7"], "shortfall": 0.0123, "limit": 0.02, "holds": True, "budgets": [[1, 6.1], [64, 0.1]],
-            "budget_falls": True,
+            "budget_falls": True, "same_load": 0.0345, "plain_ahead_from": 2048,
         }}},
     }  # fmt: skip

@@ -40,6 +40,14 @@ OPEN = (
     ("Throughput by load", "arrival", "throughput"),
     ("Verification budget by load", "arrival", "budget"),
 )
+CHECKS = {  # column: key, format
+    "front lower by at most": ("shortfall", "{:.1%}"),
+    "allowed": ("limit", "{:.1%}"),
+    "holds": ("holds", ""),
+    "tokens/s lower at equal load by at most": ("same_load", "{:.1%}"),
+    "plain decoding ahead from, at a time": ("plain_ahead_from", "{}"),
+    "budget falls with load": ("budget_falls", ""),
+}
 WORDS = (
     "Tokens/s: of the whole system. Tokens/s/user: what a request sees after its first token; 95 % exceed p95. "
     "Budget: tokens verified a request and step, the anchor included. Against speed, tokens/s are those while slots "
@@ -188,18 +196,9 @@ def _checks(study: dict[str, Any]) -> Table:
     for sps, policies in study["checks"].items():
         for policy, found in policies.items():
             path = f"study/checks/{sps}/{policy}"
-            figures = [plain(f"{path}/{key}", found[key], "{:.1%}") for key in ("shortfall", "limit")]
-            answers = [plain(f"{path}/{key}", found[key]) for key in ("holds", "budget_falls")]
-            rows.append([words(sps), words(policy), words(", ".join(found["against"])), *figures, *answers])
-    columns = (
-        "costs",
-        "policy",
-        "against",
-        "front lower by at most",
-        "allowed",
-        "holds",
-        "budget falls with load",
-    )
+            figures = [plain(f"{path}/{key}", found.get(key), form) for key, form in CHECKS.values()]
+            rows.append([words(sps), words(policy), words(", ".join(found["against"])), *figures])
+    columns = ("costs", "policy", "against", *CHECKS)
     return Table("Fronts of the schedulers against the best fixed length", columns, rows, names=3)
 
 

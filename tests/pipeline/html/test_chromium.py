@@ -15,7 +15,8 @@ if browser.program() is None:
     pytest.skip(f"none of {', '.join(browser.PROGRAMS)} on PATH", allow_module_level=True)
 
 CELLS = """JSON.stringify([...document.querySelectorAll('[data-key]')].map(
-    e => ['key', 'value', 'low', 'high', 'evaluation'].map(n => e.dataset[n] ?? null)))"""
+    e => [...['key', 'value', 'low', 'high', 'evaluation'].map(n => e.dataset[n] ?? null),
+          e.firstChild.textContent.trim(), e.querySelector('.aside')?.textContent ?? '']))"""
 # Elements that stick out of the page and do not lie in a box that scrolls.
 WIDE = """[...document.body.querySelectorAll('*')].filter(
     e => e.getBoundingClientRect().right > innerWidth + 0.5 && !e.closest('.scroll') && !e.closest('svg'))
@@ -66,11 +67,16 @@ def test_in_chromium(page, pages, name):
     assert {url for url in requests if not url.startswith("data:")} == {address}
     cells = json.loads(page.evaluate(CELLS))
     assert len(cells) > 100
-    for key, value, low, high, label in cells:
+    for key, value, low, high, label, text, aside in cells:
         found = html_page.expected(summaries, tiny_summary.study(), label or "", key)
         interval = found["interval"] if isinstance(found, dict) else None
         assert json.loads(value) == (found["value"] if isinstance(found, dict) else found), key
         assert [json.loads(end) for end in (low, high) if end] == (interval or []), key
+        # What is read is what the data say, to the last digit that is shown.
+        ends, sign = aside.strip("[]").split(", ") if aside else [], "%" * ("%" in text)
+        for said, told in zip([text, *ends], [json.loads(value), *(interval or [])], strict=False):
+            told = 1000 * told if key.endswith("/seconds") else told  # shown as milliseconds
+            assert html_page.shows(said + sign * (said != text), told), (key, said, told)
 
 
 def test_the_policy_holds_and_faults_would_be_seen(page, pages, tmp_path):

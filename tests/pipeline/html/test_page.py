@@ -40,10 +40,25 @@ def test_the_whole_page_says_what_the_json_says():
         "profile/contexts/1/points/2/seconds", "study/real/8/metrics/budget",
         "study/simulated/1/metrics/throughput", "study/simulated/10/arrival", "study/prediction/0/error",
         "study/fronts/measured/sla/plain/10", "study/checks/h100/algorithm_1/shortfall",
+        "study/checks/h100/algorithm_1/same_load", "study/checks/h100/algorithm_1/plain_ahead_from",
     ):  # fmt: skip
         assert key in keys
     assert "study/simulated/0/metrics/throughput" not in keys  # of this machine: the prediction has it
     assert page.numbers["", "zeta/accepted_length"] == {"value": 2.5, "low": 2.4, "high": 2.5 + 0.1 / 3}
+
+
+def test_a_digit_that_is_wrong_would_be_seen():
+    """Of ``html_page.shows``, by which the browser's text is compared."""
+    for text, value in (
+        ("2.35", 2.3456),
+        ("12.3 %", 0.1234),
+        ("1,235", 1234.56),
+        ("1.25×", 1.25),
+        ("–", None),
+    ):
+        assert html_page.shows(text, value)
+    for text, value in (("2.34", 2.3456), ("12.4 %", 0.1234), ("0.12", 12.3), ("–", 0.0), ("0.00", None)):
+        assert not html_page.shows(text, value)
 
 
 def test_what_a_person_reads():
@@ -55,6 +70,7 @@ def test_what_a_person_reads():
         "a <CPU>, 2 cores, 2 threads, float32", "24.6 [24.0, 26.2]",
         "1,234 rounds of 8 held-out prompts of chat", "tiny_dspark:v2", "not in this store", "2026-11-30 03:19 UTC",
         "torch 2.13.0", "Simulated with the costs of h100, Poisson arrivals", "at 80 tokens/s/user", "+3.6 %",
+        "h100 algorithm_1 fixed_7 1.2 % 2.0 % yes 3.5 % 2048 yes",
     ):  # fmt: skip
         assert words in text
 
