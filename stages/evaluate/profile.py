@@ -2,8 +2,8 @@
 
 A step verifies B tokens of several requests, each an anchor and at most ``block`` drafts, which hold ``context``
 positions each. Repeats go over all B again and again, so that a machine's drift meets all of them alike. The medians
-are kept as they are, jagged; the monotone fit (isotonic regression of the seconds) is for Algorithm 1, whose early stop
-needs a cost that never falls. A draft pass by the number of requests completes what a simulation needs.
+are kept as they are, jagged; ``table`` gives Algorithm 1 the monotone fit (isotonic regression of the seconds): its
+early stop needs a cost that never falls. A draft pass by the number of requests completes what a simulation needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.drafts.base import Draft
 from pipeline.ragged import RaggedTarget
 from pipeline.sampling import Sampler
 from pipeline.target import Target
-from stages.evaluate.scheduler import Array, StepRate
+from stages.evaluate.scheduler import Array
 
 WARM_UP = 2
 LEVEL = (2.5, 97.5)  # percentiles of the repeats
@@ -96,13 +96,6 @@ def table(profile: dict[str, Any], name: str, model: str) -> dict[str, Any]:
         "note": f"stage=evaluate profile=true: medians of {profile['repeats']} repeats, monotone fit",
         "context": 0, "position_seconds": position, "points": rates, "draft": draft,
     }  # fmt: skip
-
-
-def step_rate(profile: dict[str, Any], context: int) -> StepRate:
-    """SPS(B) for every B up to Bmax from the monotone fit at the profiled context nearest to ``context``."""
-    curve = min(profile["contexts"], key=lambda one: abs(one["context"] - context))
-    counts = [point["tokens"] for point in curve["points"]]
-    return StepRate(1 / np.interp(np.arange(1, counts[-1] + 1), counts, curve["fit"]))
 
 
 def machine(target: Target) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from data_specs.manifest import write_json
 from data_specs.sps import read_table
 from pipeline.target import Target
 from stages.evaluate import profile
-from stages.evaluate.scheduler import ScheduleError
 
 
 def test_few_large_steps_are_measured_and_all_small_ones() -> None:
@@ -28,20 +27,6 @@ def test_the_fit_never_falls_and_keeps_what_rises() -> None:
     assert profile.monotone([1.0, 3.0, 2.0, 4.0]) == [1.0, 2.5, 2.5, 4.0]
     assert profile.monotone([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
     assert profile.monotone([1.0, 2.0]) == [1.0, 2.0]
-
-
-def test_rates_come_from_the_fit_at_the_nearest_context() -> None:
-    points = [{"tokens": n} for n in (1, 2, 4)]
-    made = {
-        "contexts": [
-            {"context": 100, "points": points, "fit": [0.5, 0.5, 1.0]},
-            {"context": 900, "points": points, "fit": [1.0, 1.0, 1.0]},
-        ]
-    }
-    assert profile.step_rate(made, 300).rates.tolist() == pytest.approx([2.0, 2.0, 1 / 0.75, 1.0])
-    assert profile.step_rate(made, 2000).rates.tolist() == [1.0] * 4
-    with pytest.raises(ScheduleError, match="measured up to B = 4, a step may have 5 tokens"):
-        profile.step_rate(made, 300).span(1, 5)
 
 
 def test_a_profile_of_a_real_target(tmp_path: Path) -> None:
