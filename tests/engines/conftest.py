@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,10 @@ Export = Callable[..., Path]
 
 
 def engine(name: str) -> Environment:
-    """The environment ``name``; a test without one is skipped, and the table says why."""
+    """The environment ``name``; a test without one is skipped."""
     try:
         return environments.environment(name)
     except environments.Unavailable as reason:
-        recipe = environments.RECIPES[name]
-        results.missing(f"{name} {recipe.version}", str(reason))
         pytest.skip(f"{name} cannot be had: {reason}")
 
 
@@ -70,6 +69,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> subjects.Bench:
 
 
 @pytest.fixture(scope="session")
+def overfitted(tmp_path_factory: pytest.TempPathFactory) -> subjects.Bench:
+    """The tiny target and one prompt, whose answer its DSpark knows by heart (pitfall 45)."""
+    bench = subjects.Bench(tmp_path_factory.mktemp("overfitted"), subjects.PROMPTS[:1])
+    bench.name = "tiny, one prompt"
+    bench.drafters = {"dspark": dataclasses.replace(subjects.DRAFTERS["dspark"], steps=120)}
+    return bench
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> subjects.Known:
     """SmolLM2 and the draft of a quickstart that ran here; its store is ``$DRAFTLINE_ARTIFACTS``, or ./artifacts."""
     store = Store(Path(os.environ.get("DRAFTLINE_ARTIFACTS") or ROOT / "artifacts"))
@@ -95,8 +103,29 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
     return made
 
 
+def is_engine(item: pytest.Item) -> bool:
+    return item.get_closest_marker("engine") is not None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A run of all engine tests begins a new table."""
+    options, whole = session.config.option, Path(__file__).parent
+    if options.collectonly or options.keyword or options.lf or not any(map(is_engine, session.items)):
+        return
+    if any(whole.is_relative_to(Path(word).resolve()) for word in session.config.args):
+        results.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if is_engine(item):
+        results.record(item, report)
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """results.md beside the environments: the table of docs/engines.md."""
-    if results.ROWS:
-        path = environments.root() / "results.md"
-        terminalreporter.write_line("\n" + results.write(path) + f"\nThis table is {path}.")
+    if any(map(is_engine, terminalreporter._session.items)):
+        shown = results.write()
+        terminalreporter.write_line(f"\n{shown}\nThis table is {environments.root() / 'results.md'}.")

@@ -1,36 +1,96 @@
-"""The table of docs/engines.md: what an engine counted beside what draftline did, or why there is nothing."""
+"""The table of docs/engines.md: what an engine counted beside what draftline did, or why there is nothing.
+
+A row is a line of results.jsonl beside the environments as soon as it is known, so that several runs and processes fill
+one table: the rows of a test that ran again replace those of its run before; a run of all tests begins a new table.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from datetime import date
 from pathlib import Path
+from typing import Any
+
+import environments
+import pytest
 
 from pipeline.reporting import markdown_table
 
-HEADER = ("engine", "target", "draft", "engine: drafts / accepted [by position]", "draftline", "")
-ROWS: list[tuple[str, ...]] = []
+HEADER = (
+    "engine",
+    "target",
+    "draft",
+    "engine: drafts / accepted [by position]",
+    "draftline",
+    "outcome",
+    "day",
+)
+RUN = f"{os.getpid()}-{time.time_ns()}"  # of this process
+SHOWN = 200  # characters of a reason
 
 
-def add(engine: str, target: str, draft: str, theirs: object, ours: object) -> None:
-    """A comparison."""
-    ROWS.append((engine, target, draft, str(theirs), str(ours), "equal" if theirs == ours else "DIFFERENT"))
+def add(engine: str, target: str, draft: str, theirs: object, ours: object, same_output: bool) -> None:
+    """A comparison of counters; ``same_output``: the answers with the draft, without it, and draftline's."""
+    apart = [what for what, same in (("output", same_output), ("counters", theirs == ours)) if not same]
+    outcome = f"{' and '.join(apart)} DIFFERENT" if apart else "output and counters equal"
+    _append((engine, target, draft, str(theirs), str(ours), outcome))
 
 
 def add_figure(engine: str, target: str, draft: str, shown: str, holds: bool) -> None:
     """A comparison whose outcome is one figure."""
-    ROWS.append((engine, target, draft, shown, "", "equal" if holds else "DIFFERENT"))
+    _append((engine, target, draft, shown, "", "equal" if holds else "DIFFERENT"))
 
 
-def missing(engine: str, reason: str) -> None:
-    """An engine that was not run, once, and why."""
-    row = (engine, "-", "-", "-", "-", f"not run: {reason[:200]}")
-    if row not in ROWS:
-        ROWS.append(row)
+def missing(engine: str, what: str, outcome: str) -> None:
+    """What is not known of an engine, and why."""
+    _append((engine, "-", what, "-", "-", " ".join(outcome.split()).replace("|", "/")[:SHOWN]))
 
 
-def write(path: Path) -> str:
-    """The table, also written to ``path``."""
-    text = f"Seen on {date.today()}.\n\n" + markdown_table(HEADER, ROWS) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+def record(item: pytest.Item, report: pytest.TestReport) -> None:
+    """A row for a test that was skipped or failed: it says so."""
+    names = [name for name in getattr(item, "fixturenames", []) if name in environments.RECIPES]
+    engine = f"{names[0]} {environments.RECIPES[names[0]].version}" if names else item.path.stem
+    if report.skipped:
+        said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        missing(engine, item.name, f"not run: {said.removeprefix('Skipped: ')}")
+    elif report.failed:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        missing(engine, item.name, f"FAILED: {crash.message if crash else report.longrepr}")
+
+
+def begin() -> None:
+    """A new table."""
+    _path().unlink(missing_ok=True)
+
+
+def rows() -> list[tuple[str, ...]]:
+    """The table's rows: of every test those of its latest run, file by file."""
+    lines = [json.loads(line) for line in _path().read_text().splitlines()] if _path().exists() else []
+    latest = {line["test"]: line["run"] for line in lines}
+    kept = [line for line in lines if line["run"] == latest[line["test"]]]
+    kept.sort(key=lambda line: line["test"].partition("::")[0])
+    return [(*line["cells"], line["day"]) for line in kept]
+
+
+def write() -> str:
+    """The table, also written to results.md beside the environments."""
+    text = markdown_table(HEADER, rows()) + "\n"
+    partial = _path().with_suffix(f".{os.getpid()}.tmp")
+    partial.write_text(text)
+    partial.replace(_path().with_suffix(".md"))
     return text
+
+
+def _path() -> Path:
+    return environments.root() / "results.jsonl"
+
+
+def _append(cells: tuple[str, ...]) -> None:
+    """One write at the end of the file: processes do not tear each other's lines."""
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+    line: dict[str, Any] = {"run": RUN, "test": test, "day": str(date.today()), "cells": cells}
+    _path().parent.mkdir(parents=True, exist_ok=True)
+    with _path().open("a") as file:
+        file.write(json.dumps(line) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -57,29 +58,40 @@ def _wait(server: Server, log: Path) -> None:
     raise AssertionError(f"the server did not come up: {log.read_text()[-3000:]}")
 
 
+SERVE_DRAFT = Path(__file__).parents[2] / "launch" / "serve_draft.sh"
+# One slot and fp32 caches.
+LLAMA_OPTIONS = [
+    "-c", "1024", "-np", "1", "-t", "2", "-ctk", "f32", "-ctv", "f32", "--cache-ram", "0", "--metrics", "--no-webui",
+]  # fmt: skip
+VLLM_OPTIONS = [
+    "--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "134217728",
+    "--max-model-len", "512", "--max-num-seqs", "2",
+]  # fmt: skip
+
+
 def llama_server(environment: Environment, target: Path, *options: str | Path) -> list[str | Path]:
-    """llama.cpp's server with one slot and fp32 caches."""
-    program = environment.folder / "llama.cpp" / "build" / "bin" / "llama-server"
-    plain = [
-        "-c",
-        "1024",
-        "-np",
-        "1",
-        "-t",
-        "2",
-        "-ctk",
-        "f32",
-        "-ctv",
-        "f32",
-        "--cache-ram",
-        "0",
-        "--metrics",
-    ]
-    return [program, "-m", target, "--no-webui", *plain, *options]
+    """llama.cpp's server."""
+    return [_llama(environment), "-m", target, *LLAMA_OPTIONS, *options]
 
 
 def vllm_server(environment: Environment, target: Path) -> list[str | Path]:
     """vLLM's OpenAI-compatible server."""
-    small = ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "134217728"]
     program = [environment.python, "-m", "vllm.entrypoints.openai.api_server"]
-    return [*program, "--model", target, *small, "--max-model-len", "512", "--max-num-seqs", "2"]
+    return [*program, "--model", target, *VLLM_OPTIONS]
+
+
+def draft_server(engine: str, export: Path, *target: Path) -> list[str | Path]:
+    """launch/serve_draft.sh; an export knows its target, unless that is a folder."""
+    options = {"vllm": VLLM_OPTIONS, "llama_cpp": [*LLAMA_OPTIONS, "-ctkd", "f32", "-ctvd", "f32"]}
+    return [SERVE_DRAFT, engine, export, *target, *options[engine]]
+
+
+def programs(engine: str, environment: Environment) -> dict[str, str]:
+    """The variables by which the script knows the programs of ``environment``."""
+    if engine == "vllm":
+        return {"PYTHON": str(environment.python)}
+    return {"PYTHON": sys.executable, "LLAMA_SERVER": str(_llama(environment))}
+
+
+def _llama(environment: Environment) -> Path:
+    return environment.folder / "llama.cpp" / "build" / "bin" / "llama-server"

@@ -4,7 +4,8 @@ draftline's own evaluation counts for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pipeline.drafts.base import Batch, Blocks, Draft, LossWeights, supervise
 from pipeline.drafts.registry import Start
 from pipeline.sampling import Sampler
 from pipeline.target import Target
-from pipeline.target_files import load_tensors, locate
+from pipeline.target_files import TargetTensors, load_tensors, locate
 from stages.evaluate.decode import decode
 
 Prompts = Sequence[Sequence[int]]
@@ -43,7 +44,7 @@ class Counters:
     by_position: list[int]
 
     def __str__(self) -> str:
-        return f"{self.drafts} / {self.accepted} {self.by_position}"
+        return f"{self.drafts} / {self.accepted} {self.by_position or ''}".rstrip()
 
 
 def evaluation(
@@ -103,6 +104,11 @@ class Subject:
     def folder(self) -> Path:
         return locate(self.config)
 
+    @functools.cached_property
+    def tensors(self) -> TargetTensors:
+        """What drafts take of the target."""
+        return load_tensors(self.config)
+
     def draft(self, name: str) -> Path:
         """The folder of the draft ``name``."""
         raise NotImplementedError
@@ -119,6 +125,21 @@ class Subject:
         return evaluation(
             self.target(draft.config.target_layer_ids), draft, self.prompts, self.new, overshoot
         )
+
+    def sample(self, target: Target, prompt: Sequence[int]) -> tuple[Batch, Blocks]:
+        """A prompt with the target's own answer, as the cache holds it, and a block at every place."""
+        ids = torch.tensor([*prompt, *decode(target, None, prompt, Sampler(), self.new).answer])
+        states = target.run(ids[None])
+        batch = Batch(
+            input_ids=ids[None],
+            loss_mask=(torch.arange(len(ids)) >= len(prompt))[None],
+            lengths=torch.tensor([len(ids)]),
+            hidden=states.hidden.clone(),
+            last_hidden=states.last_hidden.clone(),
+            samples=torch.tensor([0]),
+        )
+        anchors = torch.arange(len(prompt) - 1, len(ids) - 1)[None]
+        return batch, Blocks(anchors, torch.ones_like(anchors, dtype=torch.bool))
 
 
 class Known(Subject):
@@ -151,26 +172,27 @@ class Known(Subject):
 
 
 class Bench(Subject):
-    """The tiny target, and one trained draft a name beside it."""
+    """The tiny target, and one trained draft a name beside it: on the answers to the first two prompts."""
 
-    name, prompts, new = "tiny", PROMPTS, NEW
+    name, new = "tiny", NEW
+    drafters: Mapping[str, Drafter] = DRAFTERS
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prompts: Prompts = PROMPTS) -> None:
+        self.prompts = prompts
         target = tiny.save_target(folder / "target", **SIZES)
         self.drafts = folder / "drafts"
         self.config = TargetConfig(name="tiny", path=str(target), dtype="float32", device="cpu")
-        self.tensors = load_tensors(self.config)
 
     def draft(self, name: str) -> Path:
         """It is trained when it is asked for first."""
         folder = self.drafts / name
         if not folder.exists():
-            checkpoint.save(self._trained(DRAFTERS[name]), folder)
+            checkpoint.save(self._trained(self.drafters[name]), folder)
         return folder
 
     def _trained(self, drafter: Drafter, lr: float = 1e-2) -> Draft:
         target = self.target(drafter.taps)
-        samples = [self.sample(target, prompt) for prompt in PROMPTS[:TRAINED]]
+        samples = [self.sample(target, prompt) for prompt in self.prompts[:TRAINED]]
         ids = torch.cat([batch.input_ids[0] for batch, _ in samples])
         kept = torch.tensor(sorted({*ids.tolist(), *range(0, 256, 5)}))
         config = tiny.drafter(drafter.algorithm, **drafter.changes)
@@ -189,18 +211,3 @@ class Bench(Subject):
             optimizer.step()
             optimizer.zero_grad()
         return draft.eval()
-
-    def sample(self, target: Target, prompt: Sequence[int]) -> tuple[Batch, Blocks]:
-        """A prompt with the target's own answer, as the cache holds it, and a block at every place."""
-        ids = torch.tensor([*prompt, *decode(target, None, prompt, Sampler(), NEW).answer])
-        states = target.run(ids[None])
-        batch = Batch(
-            input_ids=ids[None],
-            loss_mask=(torch.arange(len(ids)) >= len(prompt))[None],
-            lengths=torch.tensor([len(ids)]),
-            hidden=states.hidden.clone(),
-            last_hidden=states.last_hidden.clone(),
-            samples=torch.tensor([0]),
-        )
-        anchors = torch.arange(len(prompt) - 1, len(ids) - 1)[None]
-        return batch, Blocks(anchors, torch.ones_like(anchors, dtype=torch.bool))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import environments
 import pytest
@@ -15,7 +16,7 @@ from environments import Environment
 from serving import Server, llama_server, served, vllm_server
 from subjects import SMOLLM2
 
-from data_specs.answers import read_answers
+from data_specs.answers import read_answers, read_counts
 from data_specs.export import TARGET_GGUF
 from pipeline.artifacts import Store
 from pipeline.config import AnswersConfig, Config, DataConfig, OpenAIConfig, SourceConfig
@@ -30,7 +31,13 @@ TEXTS = [
     "What do bees make?", "Write a word that rhymes with cat.", "How many days has a week?", "Say good morning.",
 ]  # fmt: skip
 UNITS = len(TEXTS) // 2
-Answers = dict[str, tuple[list[int], str]]  # by prompt: ids, and why they end
+
+
+class Answers(NamedTuple):
+    """``by_prompt``: ids, and why they end; ``counts``: what the stage counted besides."""
+
+    by_prompt: dict[str, tuple[list[int], str]]
+    counts: dict[str, int]
 
 
 def answered(folder: Path, engine: str, url: str = "") -> Answers:
@@ -46,28 +53,37 @@ def answered(folder: Path, engine: str, url: str = "") -> Answers:
     artifact = run_answers(Config(target=SMOLLM2, data=data, answers=answers), Store(folder / "artifacts"))
     assert artifact is not None
     made = read_answers(artifact.path, ["prompt_ids", "answer_ids", "finish_reason"]).to_pylist()
-    return {str(row["prompt_ids"]): (row["answer_ids"], row["finish_reason"]) for row in made}
+    by_prompt = {str(row["prompt_ids"]): (row["answer_ids"], row["finish_reason"]) for row in made}
+    return Answers(by_prompt, read_counts(artifact.path))
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """The target's own answers, by the in-process engine."""
     made = answered(tmp_path_factory.mktemp("own"), "hf")
-    assert len(made) == len(TEXTS)
+    assert len(made.by_prompt) == len(TEXTS)
     return made
 
 
-def check(command: Sequence[str | Path], own: Answers, folder: Path, versions: str) -> None:
-    """A whole run, and one whose server is killed after its first unit and started again."""
+def check(
+    command: Sequence[str | Path], own: Answers, folder: Path, versions: str, counts: dict[str, int]
+) -> None:
+    """A whole run, and one whose server is killed after its first unit and started again.
+
+    ``counts``: what both count; without ``retokenized`` the ids are all the engine's.
+    """
     with served(command, folder / "server.log") as server:
-        theirs = answered(folder / "whole", "openai", server.url)
-        same = sum(theirs.get(prompt) == answer for prompt, answer in own.items())
-        shown = f"{same} of {len(own)} answers are the target's own"
-        results.add_figure(versions, "SmolLM2-135M", "answers=openai", shown, same == len(own))
-        assert theirs == own
+        whole = answered(folder / "whole", "openai", server.url)
         killed(server, folder / "killed")
     with served(command, folder / "server.log", server.port) as server:
-        assert answered(folder / "killed", "openai", server.url) == own
+        resumed = answered(folder / "killed", "openai", server.url)
+    same = sum(whole.by_prompt.get(prompt) == answer for prompt, answer in own.by_prompt.items())
+    ids = f"{counts.get('retokenized', 0)} of them from text"
+    shown = f"{same} of {len(TEXTS)} answers are the target's own, also after a kill; {ids}"
+    expected = own._replace(counts=counts)
+    results.add_figure(versions, "SmolLM2-135M", "answers=openai", shown, whole == resumed == expected)
+    assert whole == expected
+    assert resumed == expected
 
 
 def killed(server: Server, folder: Path) -> None:
@@ -86,7 +102,7 @@ def killed(server: Server, folder: Path) -> None:
 
 
 def test_vllm_answers_as_the_target(vllm: Environment, own: Answers, tmp_path: Path) -> None:
-    check(vllm_server(vllm, locate(SMOLLM2)), own, tmp_path, vllm.versions)
+    check(vllm_server(vllm, locate(SMOLLM2)), own, tmp_path, vllm.versions, {})
 
 
 def test_llama_cpp_answers_as_the_target(
@@ -94,4 +110,5 @@ def test_llama_cpp_answers_as_the_target(
 ) -> None:
     written = ["--outtype", converter.outtype, "--outfile", tmp_path / TARGET_GGUF]
     environments.run([converter.python, converter.script, locate(SMOLLM2), *written])
-    check(llama_server(llama_cpp, tmp_path / TARGET_GGUF), own, tmp_path, llama_cpp.versions)
+    command = llama_server(llama_cpp, tmp_path / TARGET_GGUF)
+    check(command, own, tmp_path, llama_cpp.versions, {"retokenized": len(TEXTS)})

@@ -41,7 +41,9 @@ def counted(address: str, drafts: int) -> Counters:
     return Counters(value["drafts"], value["accepted_tokens"], [places.get(k, 0) for k in range(drafts)])
 
 
-def check(environment: Environment, subject: Subject, name: str, folder: Path, form: str, logs: Path) -> None:
+def check(
+    environment: Environment, subject: Subject, name: str, folder: Path, form: str, logs: Path
+) -> Counters:
     facts = read_source(folder).facts
     with served(llama_server(environment, folder / TARGET_GGUF), logs / "plain.log") as server:
         own = complete(server.url, subject.prompts, subject.new)
@@ -51,10 +53,12 @@ def check(environment: Environment, subject: Subject, name: str, folder: Path, f
         drafted = complete(server.url, subject.prompts, subject.new)
         theirs = counted(server.url, facts.drafts)
     answers, ours = subject.ours(name, overshoot=False)
-    results.add(environment.versions, subject.name, f"{name} ({form})", theirs, ours)
+    same = drafted == own == answers
+    results.add(environment.versions, subject.name, f"{name} ({form})", theirs, ours, same)
     assert drafted == own, "the draft changed llama.cpp's output"
     assert answers == own, "llama.cpp's output is another than draftline's"
     assert theirs == ours
+    return theirs
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -68,6 +72,16 @@ def test_llama_cpp_takes_dspark_of_speculators(llama_cpp, converter, bench, expo
     folder = Path(shutil.copytree(export(bench.draft("dspark"), "speculators"), tmp_path / "export"))
     exporter.convert(converter, folder, "dspark", bench.folder)
     check(llama_cpp, bench, "dspark", folder, "speculators", tmp_path)
+
+
+def test_llama_cpp_accepts_nearly_all_of_an_overfitted_draft(
+    llama_cpp, converter, overfitted, export, tmp_path
+) -> None:
+    """Pitfall 45, in the engine: 7 drafts a block."""
+    settings = {"converter": str(converter.script), "outtype": "f32", "target": str(overfitted.folder)}
+    folder = export(overfitted.draft("dspark"), "llama_cpp", **settings)
+    theirs = check(llama_cpp, overfitted, "dspark", folder, "llama_cpp", tmp_path)
+    assert theirs.accepted / theirs.drafts >= 6.5
 
 
 def test_llama_cpp_drafts_for_smollm2(llama_cpp, converter, smollm2, export, tmp_path) -> None:

@@ -37,7 +37,8 @@ def check(environment: Environment, subject: Subject, name: str, folder: Path, s
     answer = ask(environment, "mlx_run.py", request)
     theirs = counted(answer)
     answers, ours = subject.ours(name, overshoot=True)
-    results.add(environment.versions, subject.name, f"{name} (mlx)", theirs, ours)
+    same = answer["answers"] == own == answers
+    results.add(environment.versions, subject.name, f"{name} (mlx)", theirs, ours, same)
     assert answer["answers"] == own, "the draft changed mlx-dspark's output"
     assert answers == own, "mlx-dspark's output is another than draftline's"
     assert theirs == ours

@@ -12,9 +12,9 @@ import results
 import subjects
 import tiny
 from environments import Environment
-from serving import llama_server, served, vllm_server
+from serving import draft_server, llama_server, programs, served, vllm_server
 
-from data_specs.export import DRAFT_GGUF, TARGET_GGUF
+from data_specs.export import TARGET_GGUF
 from data_specs.manifest import read_json
 from pipeline.artifacts import Artifact, Store
 from pipeline.chat import render_prompt
@@ -22,7 +22,6 @@ from pipeline.config import ClientConfig, Config, EvaluateConfig, StageConfig, T
 from stages.evaluate.report import SUMMARY
 from stages.evaluate.run import run_evaluate
 from stages.evaluate.served import run_served
-from stages.export.source import read_source
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]
 TEXTS = ["Hello?", "What is rain?", "Count to ten."]  # the drafts are trained on the answers to the first two
@@ -32,12 +31,7 @@ TEXTS = ["Hello?", "What is rain?", "Count to ten."]  # the drafts are trained o
 def chats(tmp_path_factory: pytest.TempPathFactory) -> subjects.Bench:
     """The tiny target, with drafts that know its answers to ``TEXTS`` as they are asked in an evaluation."""
     asked = [render_prompt(tiny.tokenizer(), [{"role": "user", "content": text}], None) for text in TEXTS]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subjects, "PROMPTS", asked)
-        bench = subjects.Bench(tmp_path_factory.mktemp("chats"))
-        for name in ("dspark", "eagle3"):
-            bench.draft(name)
-    return bench
+    return subjects.Bench(tmp_path_factory.mktemp("chats"), asked)
 
 
 def config_of(bench: subjects.Bench, folder: Path) -> Config:
@@ -54,16 +48,20 @@ def config_of(bench: subjects.Bench, folder: Path) -> Config:
 
 
 def check(
-    environment: Environment, engine: str, bench: subjects.Bench, name: str, folder: Path, commands: Sequence[Any],
-    **variables: str,
-) -> None:  # fmt: skip
-    """``commands``: of a server with the draft, and of one without."""
+    environment: Environment,
+    engine: str,
+    bench: subjects.Bench,
+    name: str,
+    folder: Path,
+    commands: Sequence[Any],
+) -> None:
+    """``commands``: of a server with the draft, by launch/serve_draft.sh, and of one without."""
     config = config_of(bench, folder)
     store = Store(config.artifacts)
     own = run_evaluate(config, store, bench.draft(name))
     config.engine = engine
     with (
-        served(commands[0], folder / "draft.log", **variables) as server,
+        served(commands[0], folder / "draft.log", **programs(engine, environment)) as server,
         served(commands[1], folder / "plain.log") as plain,
     ):
         config.server, config.plain_server = server.url, plain.url
@@ -78,7 +76,9 @@ def compare(environment: Environment, name: str, own: Artifact, made: Artifact) 
         f"accepted length {found['metrics']['accepted_length']['value']:.4f}, {found['counts']['rounds']} rounds"
         for found in (theirs, ours)
     ]
-    results.add(environment.versions, "tiny", f"{name}, stage=evaluate", *told)
+    same = theirs["metrics"]["same_answers"]["value"] == 1.0
+    same = same and theirs["counts"]["same_as_promised"] == len(TEXTS)
+    results.add(environment.versions, "tiny", f"{name}, stage=evaluate", *told, same)
     assert theirs["counts"]["same_as_promised"] == theirs["counts"]["compared_with_promised"] == len(TEXTS)
     assert theirs["metrics"]["same_answers"]["value"] == 1.0
     assert theirs["metrics"]["accepted_length"]["value"] == ours["metrics"]["accepted_length"]["value"] > 1.2
@@ -90,18 +90,11 @@ def compare(environment: Environment, name: str, own: Artifact, made: Artifact) 
 def test_llama_cpp_serves_what_was_promised(llama_cpp, converter, chats, export, tmp_path) -> None:
     settings = {"converter": str(converter.script), "outtype": "f32", "target": str(chats.folder)}
     folder = export(chats.draft("dspark"), "llama_cpp", **settings)
-    facts = read_source(folder).facts
-    drafting = ["-md", folder / DRAFT_GGUF, "--spec-type", f"draft-{facts.kind}", "--spec-draft-p-min", "0"]
-    drafting += ["--spec-draft-n-max", str(facts.drafts), "-ctkd", "f32", "-ctvd", "f32"]
-    target = folder / TARGET_GGUF
-    commands = [llama_server(llama_cpp, target, *drafting), llama_server(llama_cpp, target)]
+    commands = [draft_server("llama_cpp", folder), llama_server(llama_cpp, folder / TARGET_GGUF)]
     check(llama_cpp, "llama_cpp", chats, "dspark", tmp_path, commands)
 
 
 def test_vllm_serves_what_was_promised(vllm, chats, export, tmp_path) -> None:
     folder = export(chats.draft("eagle3"), "vllm")
-    facts = read_source(folder).facts
-    drafting = {"method": facts.kind, "model": str(folder), "num_speculative_tokens": facts.drafts}
-    plain = vllm_server(vllm, chats.folder)
-    commands = [[*plain, "--speculative-config", json.dumps(drafting)], plain]
+    commands = [draft_server("vllm", folder, chats.folder), vllm_server(vllm, chats.folder)]
     check(vllm, "vllm", chats, "eagle3", tmp_path, commands)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,33 +12,36 @@ import torch
 from environments import Environment
 from running import ask
 from safetensors.torch import load_file, save_file
-from subjects import DRAFTERS, MASK, PROMPTS, Bench
+from subjects import DRAFTERS, MASK, Subject
 
+from data_specs.manifest import read_json
 from pipeline.drafts import checkpoint
 from pipeline.drafts.base import Batch, Blocks
 from pipeline.drafts.model import Model
+from stages.export import speculators as exporter
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600, func_only=True)]
 ANCHORS = [[5, 6, 17, 30, 52]]
 LARGEST = 1e-5
+CODE = [str(Path(__file__).parents[2]), sysconfig.get_path("purelib")]  # behind the library's own packages
 
 
 def sample(
-    bench: Bench, taps: list[int], folder: Path, ids: torch.Tensor | None = None
+    subject: Subject, taps: list[int], folder: Path, ids: torch.Tensor | None = None
 ) -> tuple[Batch, Path]:
     """The first prompt with its answer, also as the runner takes it; ``ids``: of a reduced vocabulary."""
-    batch, _ = bench.sample(bench.target(taps), PROMPTS[0])
+    batch, _ = subject.sample(subject.target(taps), subject.prompts[0])
     tensors = {
         "input_ids": batch.input_ids,
         "hidden": batch.hidden,
         "last_hidden": batch.last_hidden,
         "anchors": torch.zeros_like(batch.input_ids, dtype=torch.bool),
-        "embedding": bench.tensors.embedding,
-        "head": bench.tensors.head,
+        "embedding": subject.tensors.embedding,
+        "head": subject.tensors.head,
     }
     tensors["anchors"][0, ANCHORS[0]] = True
     if ids is not None:
-        known = torch.zeros(len(bench.tensors.head), dtype=torch.bool)
+        known = torch.zeros(len(subject.tensors.head), dtype=torch.bool)
         known[ids] = True
         tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "batch.safetensors")
@@ -53,23 +58,69 @@ def logits(draft: Model, batch: Batch) -> torch.Tensor:
     return (draft.logits(states) + (0 if features is None else draft.markov_head.bias(features)))[0]
 
 
-def compare(environment: Environment, name: str, draft: Model, batch: Batch, written: Path) -> None:
+def compare(
+    environment: Environment, target: str, name: str, draft: Model, batch: Batch, written: Path
+) -> None:
     ours = logits(draft, batch)
     theirs = load_file(written)["logits"][:, -ours.shape[1] :]  # 1+N: nothing is read off the anchor's slot
     apart = float((ours - theirs).abs().max())
     shown = f"largest difference of the logits {apart:.0e}, largest logit {float(ours.abs().max()):.0f}"
-    results.add_figure(environment.versions, "tiny", name, shown, apart < LARGEST)
+    results.add_figure(environment.versions, target, name, shown, apart < LARGEST)
     assert apart < LARGEST
 
 
+def check(environment: Environment, subject: Subject, name: str, folder: Path, scratch: Path) -> None:
+    """The library reads the export ``folder``, writes it as it is, and computes draftline's logits with it (fp64)."""
+    draft = checkpoint.load(subject.draft(name)).double()
+    batch, path = sample(subject, draft.config.target_layer_ids, scratch)
+    batch = replace(batch, hidden=batch.hidden.double(), last_hidden=batch.last_hidden.double())
+    request = {"folder": str(folder), "target": str(subject.folder), "batch": str(path), "make": None}
+    request |= {"logits": str(scratch / "logits"), "saved": str(scratch / "saved"), "code": CODE}
+    answer = ask(environment, "speculators_run.py", request)
+    compare(environment, subject.name, f"{name} (speculators)", draft, batch, scratch / "logits")
+    apart, config = differences(folder, scratch / "saved"), read_json(folder / "config.json")
+    apart += ["through_library"] * (answer["through_library"] != config)
+    apart += ["architectures"] * (answer["architectures"] != config["architectures"])
+    shown = f"written by the library: {', '.join(apart) or 'every tensor and field as exported'}"
+    results.add_figure(environment.versions, subject.name, f"{name} (speculators)", shown, not apart)
+    assert not apart
+
+
+def differences(ours: Path, theirs: Path) -> list[str]:
+    """What of an export the library wrote otherwise: tensors to the bit, fields of config.json but for remarks.
+
+    The config of the layers is one of transformers: it adds its defaults, and keeps ``rope_theta`` in
+    ``rope_parameters`` alone; all else that is ours has to be in it.
+    """
+    one, other = (_bits(folder / "model.safetensors") for folder in (ours, theirs))
+    apart = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
+    a, b = (read_json(folder / "config.json") for folder in (ours, theirs))
+    layers, written = a.pop("transformer_layer_config"), b.pop("transformer_layer_config")
+    named = (a.keys() | b.keys()) - {
+        *exporter.DROPPED,
+        "architectures",
+    }  # in a saved file: the name of the class
+    apart += [f"config.{name}" for name in sorted(named) if a.get(name, ...) != b.get(name, ...)]
+    written["rope_theta"] = written["rope_parameters"]["rope_theta"]
+    return apart + [f"layers.{name}" for name, value in layers.items() if written.get(name, ...) != value]
+
+
+def _bits(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    """Type, shape and bits of every tensor."""
+    tensors = load_file(path).items()
+    return {n: (v.dtype, tuple(v.shape), v.view(torch.uint8).numpy().tobytes()) for n, v in tensors}
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_the_library_computes_what_was_exported(speculators, bench, export, tmp_path, name: str) -> None:
-    folder = export(bench.draft(name), "speculators")
-    draft = checkpoint.load(bench.draft(name))
-    batch, path = sample(bench, draft.config.target_layer_ids, tmp_path)
-    request = {"folder": str(folder), "target": str(bench.folder), "batch": str(path)}
-    ask(speculators, "speculators_run.py", request | {"logits": str(tmp_path / "logits"), "make": None})
-    compare(speculators, f"{name} (speculators)", draft, batch, tmp_path / "logits")
+def test_the_library_computes_and_writes_what_was_exported(
+    speculators, bench, export, tmp_path, name
+) -> None:
+    check(speculators, bench, name, export(bench.draft(name), "speculators"), tmp_path)
+
+
+def test_the_library_computes_and_writes_the_draft_of_smollm2(speculators, smollm2, export, tmp_path) -> None:
+    name = "DSpark of the quickstart"
+    check(speculators, smollm2, name, export(smollm2.draft(name), "speculators"), tmp_path)
 
 
 LAYERS = {
@@ -128,4 +179,4 @@ def test_draftline_reads_what_the_library_trained(speculators, bench, tmp_path, 
     ask(speculators, "speculators_run.py", request)
     draft = checkpoint.load(tmp_path / "draft", bench.tensors)
     assert draft.config.target_layer_ids == taps
-    compare(speculators, f"{name}, trained by the library", draft, batch, tmp_path / "logits")
+    compare(speculators, bench.name, f"{name}, trained by the library", draft, batch, tmp_path / "logits")

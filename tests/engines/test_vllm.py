@@ -12,7 +12,7 @@ import pytest
 import results
 from environments import Environment
 from running import ask, counted
-from subjects import Subject
+from subjects import Counters, Subject
 
 from stages.export.source import read_source
 
@@ -61,19 +61,28 @@ def plain(vllm: Environment) -> Plain:
 
 def check(
     environment: Environment, subject: Subject, name: str, folder: Path, form: str, plain: Plain
-) -> None:
+) -> Counters:
     answer = run(environment, subject, folder)
     own, theirs = plain(subject), counted(answer)
     answers, ours = subject.ours(name, overshoot=True)
-    results.add(environment.versions, subject.name, f"{name} ({form})", theirs, ours)
+    same = answer["answers"] == own == answers
+    results.add(environment.versions, subject.name, f"{name} ({form})", theirs, ours, same)
     assert answer["answers"] == own, "the draft changed vLLM's output"
     assert answers == own, "vLLM's output is another than draftline's"
     assert theirs == ours
+    return theirs
 
 
 @pytest.mark.parametrize("name,form", TINY)
 def test_vllm_drafts_as_draftline_does(vllm, bench, export, plain, name: str, form: str) -> None:
     check(vllm, bench, name, export(bench.draft(name), form), form, plain)
+
+
+def test_vllm_accepts_nearly_all_of_an_overfitted_draft(vllm, overfitted, export, plain) -> None:
+    """Pitfall 45, in the engine: 7 drafts a block."""
+    folder = export(overfitted.draft("dspark"), "vllm")
+    theirs = check(vllm, overfitted, "dspark", folder, "vllm", plain)
+    assert theirs.accepted / theirs.drafts >= 6.5
 
 
 def test_vllm_drafts_for_smollm2(vllm, smollm2, export, plain) -> None:

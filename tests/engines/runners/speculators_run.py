@@ -1,6 +1,7 @@
 """Runs in speculators' environment: logits of a draft that the library reads, or of one that it makes and trains.
 
-Standard input: {"folder", "target", "batch", "logits", "make": null | {"kind", "steps", "config"}}. ``batch``:
+Standard input: {"folder", "target", "batch", "logits", "saved", "code", "make": null | {"kind", "steps", "config"}}.
+``saved``: where the library writes what it read; ``code``: folders of draftline and of what it imports. ``batch``:
 safetensors of input_ids [1, S], hidden [1, S, m*H], last_hidden [1, S, H], anchors bool [1, S], the target's embedding
 and head, and the tables of a reduced vocabulary. ``logits``: where safetensors with logits [A, slots, D] (the tokens
 before each are the sample's own) are written.
@@ -9,6 +10,7 @@ before each are the sample's own) are written.
 import importlib
 import json
 import sys
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,14 +27,28 @@ def read(folder, target):
     """
     config = SpeculatorModelConfig.from_pretrained(folder)
     config.transformer_layer_config._attn_implementation = "eager"
-    config.speculators_config.verifier.name_or_path = target  # an export for a Hub id names it
+    verifier = config.speculators_config.verifier
+    named, verifier.name_or_path = verifier.name_or_path, target  # an export for a Hub id names it
     model = SpeculatorModel.from_pretrained(folder, config=config)
+    model.config.speculators_config.verifier.name_or_path = named
     written, held = load_file(f"{folder}/model.safetensors"), model.state_dict()
     absent = held.keys() - written.keys() - VERIFIERS
     assert not absent, f"the file lacks {sorted(absent)}"
     assert not written.keys() - held.keys(), f"the file has {sorted(written.keys() - held.keys())} besides"
     assert all(torch.equal(held[name], value) for name, value in written.items())
     return model
+
+
+def through_library(folder, code):
+    """config.json as draftline writes it where this library is installed; ``code``: where draftline's imports lie."""
+    sys.path += code
+    from stages.export import speculators as exporter
+    from stages.export.source import Layout
+
+    layout = Layout(
+        json.loads(Path(folder, "config.json").read_text()), load_file(f"{folder}/model.safetensors")
+    )
+    return exporter.through_library(layout).config
 
 
 def make(asked):
@@ -119,9 +135,16 @@ def main():
         model.save_pretrained(asked["folder"])
     else:
         model = read(asked["folder"], asked["target"])
+        model.save_pretrained(asked["saved"])
+        model.double()
+        batch = {
+            name: value.double() if value.is_floating_point() else value for name, value in batch.items()
+        }
     kind = model.config.speculators_model_type
     save_file({"logits": observed_logits(model, batch, kind).contiguous()}, asked["logits"])
-    print(json.dumps({"kind": kind}))
+    written = None if made else through_library(asked["folder"], asked["code"])
+    named = type(model.config).model_fields["architectures"].get_default(call_default_factory=True)
+    print(json.dumps({"kind": kind, "through_library": written, "architectures": named}))
 
 
 if __name__ == "__main__":
