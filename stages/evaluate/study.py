@@ -123,7 +123,7 @@ def make_plan(config: Config, draft: Artifact | Path) -> Plan:
     tables = [sps.read_table(sps.locate(name)) for name in study.sps] if study.simulate else []
     for table in tables:
         most = max(study.simulated_concurrencies)
-        table.check_covers(most * (drafts + 1), most)
+        table.check_covers(max(most * (drafts + 1), study.simulated_prefill_tokens), most)
     told = {name: value for name, value in section(study).items() if name not in SIMULATED}
     measured = fingerprint(SCHEMA_VERSION, job.fingerprint, told, temperatures)
     simulated = {name: getattr(study, name) for name in SIMULATED}

@@ -120,7 +120,8 @@ class Server:
         """
         fresh = self.last is None or self.last[0] != point.concurrency
         before = self.time_steps(point.concurrency) if fresh or self.last is None else self.last[1]
-        policy = point.arm.policy(StepRates(from_steps(before), self.draft.max_drafts))
+        rates = StepRates(from_steps(before), self.draft.max_drafts)
+        policy = point.arm.policy(rates, self.draft.config.enable_confidence_head)
         engine = self.engine(policy, point.concurrency, point.arm.drafts)
         served = list(engine.serve(requests(self.prompts, count, self.study.max_new_tokens)))
         times = sorted((one.times for one in served), key=lambda times: times.number)
