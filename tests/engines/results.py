@@ -44,8 +44,10 @@ def add_figure(engine: str, target: str, draft: str, shown: str, holds: bool) ->
 
 
 def missing(engine: str, what: str, outcome: str) -> None:
-    """What is not known of an engine, and why."""
-    _append((engine, "-", what, "-", "-", " ".join(outcome.split()).replace("|", "/")[:SHOWN]))
+    """What is not known of an engine, and why: its begin and end, on one line, without a path of this machine."""
+    text = " ".join(outcome.replace(f"{environments.root()}/", "").split()).replace("|", "/")
+    text = text if len(text) <= SHOWN else f"{text[: SHOWN // 3]} ... {text[-SHOWN // 2 :]}"
+    _append((engine, "-", what, "-", "-", text))
 
 
 def record(item: pytest.Item, report: pytest.TestReport) -> None:

@@ -66,6 +66,17 @@ SKIPPED = ("f.py", 3, "Skipped: no | draft\nof it")
 FAILED = SimpleNamespace(reprcrash=SimpleNamespace(message="1 == 2"))
 
 
+def test_a_long_reason_keeps_its_end_and_no_path_of_this_machine(folder) -> None:
+    results.missing(
+        "mlx", "test_x", f"not run: {folder}/mlx/bin/python -m pip {'install ' * 40} ended with 1: no index"
+    )
+    ((*_, outcome, _),) = results.rows()
+    assert outcome.startswith("not run: mlx/bin/python -m pip install") and outcome.endswith(
+        "with 1: no index"
+    )
+    assert len(outcome) < 200
+
+
 @pytest.mark.parametrize(
     "ended,said,outcomes",
     [
