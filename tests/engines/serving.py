@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +33,16 @@ class Server:
 def served(
     command: Sequence[str | Path], log: Path, port: int | None = None, **variables: str
 ) -> Iterator[Server]:
-    """``command`` with a host and a port, until it is not needed. ``log`` has what it says."""
+    """``command`` with a host and a port, until it is not needed. ``log`` has what it says.
+
+    It has a session of its own, all of which ends: vLLM's engine outlives a front that is killed.
+    """
     port = port or free_port()
     words = [*map(str, command), "--host", "127.0.0.1", "--port", str(port)]
     with log.open("a") as said:
-        process = subprocess.Popen(words, stdout=said, stderr=said, env=os.environ | variables)
+        process = subprocess.Popen(
+            words, stdout=said, stderr=said, env=os.environ | variables, start_new_session=True
+        )
         try:
             server = Server(f"http://127.0.0.1:{port}", port, process)
             _wait(server, log)
@@ -44,6 +50,8 @@ def served(
         finally:
             process.terminate()
             process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait(server: Server, log: Path) -> None:
