@@ -516,6 +516,16 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
             config.target.tensor_parallel > 1 and bool({"evaluate", "compare"} & set(config.stage.steps)),
             f"target.tensor_parallel={config.target.tensor_parallel}: evaluating needs a whole target",
         ),
+        (
+            len(config.stage.steps) > 1
+            and "evaluate" in config.stage.steps
+            and config.study.in_chain
+            and config.study.calibrated
+            and config.evaluate.calibrate is False
+            and drafter.confidence_head,
+            "evaluate.calibrate=false: the study that ends the chain schedules by calibrated confidences "
+            "(study.calibrated=false takes the draft's own)",
+        ),
         (config.ranks is not None and config.ranks < 1, f"ranks: expected at least 1, got {config.ranks}"),
         *_contradictions_in_drafter(drafter, config.target),
         *_contradictions_in_training(config),

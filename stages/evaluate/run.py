@@ -28,7 +28,7 @@ from data_specs.evaluation import (
     read_rounds,
     write_rounds,
 )
-from data_specs.manifest import file_record, fingerprint, folder_records, read_json
+from data_specs.manifest import MANIFEST, file_record, fingerprint, folder_records, read_json
 from data_specs.study import RESULT as STUDY_RESULT
 from pipeline import console
 from pipeline.artifacts import Artifact, Store, Work
@@ -142,11 +142,13 @@ def check_fit(folder: Path, tensors: TargetTensors) -> None:
 
 
 def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
-    """(folder, name, fingerprint) of a draft; a foreign folder's is that of its contents."""
+    """(folder, name, fingerprint) of a draft; a foreign folder's is that of its contents. An export has its name."""
     if isinstance(draft, Artifact):
         return draft.path, draft.manifest.name, draft.manifest.fingerprint
     read_config(draft)
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", draft.resolve().name).lstrip("._-") or "draft"
+    folder = draft.resolve()  # of an export: .../NAME/v0
+    own = folder.parent.name if (folder / MANIFEST).is_file() else folder.name
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", own).lstrip("._-") or "draft"
     return draft, name, draft_contents(draft)
 
 

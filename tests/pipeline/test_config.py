@@ -118,6 +118,10 @@ def test_wrong_types_are_named() -> None:
             "evaluate.sweep=true: drafter.confidence_head=false",
         ),
         (["evaluate.calibration_prompts=0"], "evaluate.calibration_prompts: expected at least 1, got 0"),
+        (
+            ["experiment=quickstart", "evaluate.calibrate=false"],
+            "evaluate.calibrate=false: the study that ends the chain schedules by calibrated confidences",
+        ),
         (["data.heldout=0"], "data.heldout=0: the calibration needs .* evaluate.calibrate=false"),
         (["evaluate.benchmarks=[gsm9k]"], "evaluate.benchmarks: expected some of .*, got gsm9k"),
         (["evaluate.files.mbpp=x.jsonl", "evaluate.benchmarks=[gsm8k]"], "evaluate.files.mbpp: no such name"),

@@ -281,7 +281,7 @@ def test_an_export_keeps_the_calibration_that_it_was_made_with(made, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(calibrate, "fitted", None)  # a fit would fail
         evaluation = run_evaluate(config, store, export.path)
-    assert calibration_in(evaluation.path) == values
+    assert (calibration_in(evaluation.path), evaluation.manifest.name) == (values, "half_vllm")
     export.verify()
     config.evaluate.calibration_prompts = 4
     other = run_evaluate(config, store, export.path)
