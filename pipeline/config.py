@@ -481,6 +481,50 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
             answers.engine == "hf" and bool(penalties),
             f"answers.{(penalties or ['presence_penalty'])[0]}: only answers=openai has it",
         ),
+        (config.ranks is not None and config.ranks < 1, f"ranks: expected at least 1, got {config.ranks}"),
+        *_contradictions_in_target(config),
+        *_contradictions_in_confidences(config),
+        *_contradictions_in_drafter(drafter, config.target),
+        *_contradictions_in_training(config),
+        *_contradictions_in_evaluation(config.evaluate),
+        *_contradictions_in_serving(config),
+        *(_contradictions_in_export(config.export) if "export" in config.stage.steps else []),
+        *(_contradictions_in_comparison(config.compare) if "compare" in config.stage.steps else []),
+        *(
+            _contradictions_in_study(config.study)
+            if config.stage.steps == ["study"] or config.study.in_chain
+            else []
+        ),
+    ]
+
+
+def _contradictions_in_target(config: Config) -> list[tuple[bool, str]]:
+    return [
+        (
+            not (config.target.path or config.target.package),
+            "target.path: expected a Hub id or a folder, got nothing",
+        ),
+        (
+            bool(config.target.package) != bool(config.target.gguf),
+            "target.package and target.gguf: expected both or neither",
+        ),
+        (
+            config.target.tensor_parallel > 1
+            and "cache" in config.stage.steps
+            and config.answers.engine == "hf",
+            f"target.tensor_parallel={config.target.tensor_parallel}: answers in process need a whole target "
+            "(answers=openai asks a server, answers=given takes those in the data)",
+        ),
+        (
+            config.target.tensor_parallel > 1 and bool({"evaluate", "compare"} & set(config.stage.steps)),
+            f"target.tensor_parallel={config.target.tensor_parallel}: evaluating needs a whole target",
+        ),
+    ]
+
+
+def _contradictions_in_confidences(config: Config) -> list[tuple[bool, str]]:
+    drafter = config.drafter
+    return [
         (
             config.evaluate.threshold > 0 and not drafter.confidence_head,
             "evaluate.threshold: expected 0 with drafter.confidence_head=false (nothing to compare with)",
@@ -495,26 +539,9 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
         (
             config.evaluate.calibrate is not False
             and drafter.confidence_head
-            and data.heldout == 0
+            and config.data.heldout == 0
             and ("compare" in config.stage.steps or {"train", "evaluate"} <= set(config.stage.steps)),
             "data.heldout=0: the calibration needs held-out prompts; evaluate.calibrate=false goes without one",
-        ),
-        (
-            not (config.target.path or config.target.package),
-            "target.path: expected a Hub id or a folder, got nothing",
-        ),
-        (
-            bool(config.target.package) != bool(config.target.gguf),
-            "target.package and target.gguf: expected both or neither",
-        ),
-        (
-            config.target.tensor_parallel > 1 and "cache" in config.stage.steps and answers.engine == "hf",
-            f"target.tensor_parallel={config.target.tensor_parallel}: answers in process need a whole target "
-            "(answers=openai asks a server, answers=given takes those in the data)",
-        ),
-        (
-            config.target.tensor_parallel > 1 and bool({"evaluate", "compare"} & set(config.stage.steps)),
-            f"target.tensor_parallel={config.target.tensor_parallel}: evaluating needs a whole target",
         ),
         (
             len(config.stage.steps) > 1
@@ -525,18 +552,6 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
             and drafter.confidence_head,
             "evaluate.calibrate=false: the study that ends the chain schedules by calibrated confidences "
             "(study.calibrated=false takes the draft's own)",
-        ),
-        (config.ranks is not None and config.ranks < 1, f"ranks: expected at least 1, got {config.ranks}"),
-        *_contradictions_in_drafter(drafter, config.target),
-        *_contradictions_in_training(config),
-        *_contradictions_in_evaluation(config.evaluate),
-        *_contradictions_in_serving(config),
-        *(_contradictions_in_export(config.export) if "export" in config.stage.steps else []),
-        *(_contradictions_in_comparison(config.compare) if "compare" in config.stage.steps else []),
-        *(
-            _contradictions_in_study(config.study)
-            if config.stage.steps == ["study"] or config.study.in_chain
-            else []
         ),
     ]
 
