@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 QUIET_SECONDS = 10.0  # without a terminal (a log file, CI): one line this often
+ENOUGH = 0.03  # share of the whole that is done before a time is told
 LOG_COLUMNS = 140
 
 # Without a terminal (a log file, CI) rich takes 80 columns, which would fold tables and cut paths.
@@ -45,10 +46,14 @@ class Bar:
             self.progress.update(self.task, completed=self.done, note=note)
         elif time.monotonic() - self.printed >= QUIET_SECONDS:
             self.printed = time.monotonic()
-            left = (self.printed - self.started) / max(self.done, 1e-9) * (self.total - self.done)
-            console.print(
-                f"{self.title}: {self.done:.0f}/{self.total:.0f}, {duration(left)} left  {note}".rstrip()
-            )
+            console.print(f"{self.title}: {self.done:.0f}/{self.total:.0f}{self._left()}  {note}".rstrip())
+
+    def _left(self) -> str:
+        """An estimate, once enough is done: the first of a batch that ends tells of hours where minutes are left."""
+        if self.done < ENOUGH * self.total:
+            return ""
+        left = (self.printed - self.started) / self.done * (self.total - self.done)
+        return f", {duration(left)} left"
 
 
 @contextmanager

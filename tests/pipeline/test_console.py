@@ -26,6 +26,17 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(capsys, monkeypatch)
     assert lines == ["answers: 2/10, 48 s left  98 tokens/s"]
 
 
+def test_no_time_is_told_by_the_first_of_many(capsys, monkeypatch) -> None:
+    """One of a batch of sixteen ends after a minute: fifteen more are about to."""
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    with console.progress("answers", 916) as bar:
+        for second, done in ((60.0, 1), (70.0, 99)):
+            now[0] = second
+            bar.advance(done)
+    assert capsys.readouterr().out.splitlines() == ["answers: 1/916", "answers: 100/916, 9 min 31 s left"]
+
+
 def test_of_one_of_many_runs_only_lines_are_shown(capsys) -> None:
     with console.brief():
         console.table("Parameters", ("", "count"), [("draft", 7)])
