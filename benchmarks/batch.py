@@ -18,13 +18,13 @@ from hydra import compose, initialize_config_dir
 
 from pipeline import config as schema
 from pipeline import console
-from pipeline.drafts.checkpoint import load
-from pipeline.sampling import Sampler
-from pipeline.target import Target
-from pipeline.target_files import load_tensors, load_tokenizer
-from stages.evaluate import batch
-from stages.evaluate.benchmarks import Prompt, load_benchmark, load_prompts
-from stages.evaluate.dialogue import Speaker
+from pipeline.decoding import dialogues
+from pipeline.decoding.dialogue import Speaker
+from pipeline.decoding.sampling import Sampler
+from pipeline.drafts.folders.checkpoint import load
+from pipeline.prompts.benchmarks import Prompt, load_benchmark, load_prompts
+from pipeline.target.files import load_tensors, load_tokenizer
+from pipeline.target.model import Target
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 NAMES = ("quickstart_math", "quickstart_code", "quickstart_chat")
@@ -53,7 +53,7 @@ def tokens_a_second(one: Speaker, prompts: list[Prompt]) -> float:
     if one.batch == 1:
         rows = [row for prompt in prompts for row in one.answer(prompt)]
     else:
-        rows = batch.answer_together(one, prompts, lambda prompt: None)
+        rows = dialogues.answer_together(one, prompts, lambda prompt: None)
     return sum(row["emitted"] for row in rows) / (time.perf_counter() - began)
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     alone = prompts[::8]
     together = replace(one, batch=args.batch)
     one.answer(prompts[0])
-    batch.warm_up(together, prompts)
+    dialogues.warm_up(together, prompts)
     pairs = [(tokens_a_second(one, alone), tokens_a_second(together, prompts)) for _ in range(args.pairs)]
     rows = [(f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}") for a, b in pairs]
     columns = ("one at a time, tokens/s", f"{args.batch} at a time, tokens/s", "ratio")

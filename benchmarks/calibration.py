@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from pipeline import console
-from stages.evaluate.calibration import fit, quality, scaled
+from pipeline.confidence.temperatures import fit, quality, scaled
 
 GAMMA, SIZES = 7, (1_000, 10_000, 100_000)
 

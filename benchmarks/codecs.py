@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from data_specs.target_cache import CODECS, CacheSpec, segment_name
-from pipeline.cache_store import CacheReader, Sample, write_index, write_segment
 from pipeline.config import TargetConfig
 from pipeline.console import say, table
-from pipeline.target import Target
-from pipeline.target_files import load_tokenizer
+from pipeline.states.store import CacheReader, Sample, write_index, write_segment
+from pipeline.target.files import load_tokenizer
+from pipeline.target.model import Target
 
 TEXT = Path(__file__).parents[1] / "data_specs" / "prompts" / "quickstart.jsonl"
 

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import train_step
 
 from data_specs.target_cache import CODECS, CacheSpec
-from pipeline.cache_store import CacheReader, Sample, plan_segments, write_index, write_segment
 from pipeline.console import say, size, table
 from pipeline.drafts.base import LossWeights
+from pipeline.states.store import CacheReader, Sample, plan_segments, write_index, write_segment
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, read_ahead
 
 VOCABULARY = 32000

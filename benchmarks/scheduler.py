@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from pipeline import console
-from stages.evaluate.scheduler import StepRate, policy
+from pipeline.decoding.scheduler import StepRate, policy
 
 GAMMA, REPEATS = 7, 300
 

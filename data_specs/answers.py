@@ -23,7 +23,9 @@ SCHEMA_VERSION = 1
 COUNTS = b"draftline.counts"
 SCHEMA = pa.schema(
     [
-        pa.field("key", pa.string(), nullable=False),  # sha256 (hex) of the prompt, see pipeline/rows.py
+        pa.field(
+            "key", pa.string(), nullable=False
+        ),  # sha256 (hex) of the prompt, see pipeline/prompts/rows.py
         pa.field("split", pa.string(), nullable=False),  # train | heldout
         pa.field("category", pa.string()),
         pa.field("turn", pa.int32(), nullable=False),  # 0 for the first answer of a conversation

@@ -3,7 +3,7 @@
 It lies in the draft's folder (beside config.json, not part of its manifest: the draft is the same without it) and, as
 it was used, in the folder of every evaluation that used it. Draft k of a block (k = 0 .. G-1) has the calibrated
 confidence sigmoid(logit(c_k) / T_k); temperatures are fitted on rounds of held-out prompts by
-stages/evaluate/calibration.py.
+pipeline/confidence/temperatures.py.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Calibration:
     """
 
     draft: str  # ``draft_contents`` of the draft's folder
-    target: str  # pipeline.target_files.identity of the target
+    target: str  # pipeline.target.files.identity of the target
     sampler: dict[str, Any]  # as it acts: Sampler.effective()
     dtype: str
     thinking: bool | None
     data: str  # name of the data whose held-out prompts were answered
     # Fingerprint of all that the rounds depend on but the draft: the above, the data's contents, limits, seed.
     made_with: str
-    keys: list[str]  # of those prompts (pipeline.rows.prompt_key): none of them may be reported on
+    keys: list[str]  # of those prompts (pipeline.prompts.rows.prompt_key): none of them may be reported on
     rounds: int
     temperatures: list[float]  # [G]
     before: list[dict[str, Any]]

@@ -5,7 +5,7 @@
     calibration.json                     those temperatures (data_specs/calibration.py)
     sweep/<threshold>/<benchmark>-<chunk>.parquet   answers that a threshold changes, decoded with it
     summary.json  summary.md  *.png      made from the rounds by stages/evaluate/report.py
-    report.html   the same as one self-contained page (pipeline/html/)
+    report.html   the same as one self-contained page (pipeline/report/)
 
 Round 0 is the prefill: it emits the first token and drafts nothing. Rounds 1, 2, ... draft a chain after the
 anchor, verify it and emit the accepted drafts and one token of the target's. The ``emitted`` of all rounds

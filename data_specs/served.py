@@ -1,7 +1,7 @@
 """The answers of a server that was evaluated by its own counters: one row an answer, raw.
 
     answers/<benchmark>-<chunk>.parquet   one file a unit of work, written whole
-    summary.json  summary.md  *.png       made from the answers by stages/evaluate/served_report.py
+    summary.json  summary.md  *.png       made from the answers by stages/served/report.py
     report.html   what training promised (the draft's own evaluation, where there is one) and what serving gives
 
 It is an artifact of the kind ``evaluation`` without rounds: an engine counts by the answer. The counters are kept as

@@ -3,7 +3,7 @@
     steps/<unit>.parquet   every step of the engine in one unit of work, and of the timings around it
     times/<unit>.parquet   every request of the unit; written last: a unit without it is not done
     pool.parquet           recorded answers, position by position: what simulations replay
-    study.json  study.md  *.png      made from them by stages/evaluate/study_result.py and study_report.py
+    study.json  study.md  *.png      made from them by stages/study/result.py and study_report.py
 
 A unit is ``c<concurrency>-<policy>-<repeat>``. ``part`` of a step says which run it belongs to: ``before`` and
 ``after`` time the machine just before and after the ``point``. Seconds are since the run began.
@@ -20,7 +20,7 @@ study.json:
     checks       {SPS table: {policy: {"against": [policies], "shortfall", "same_load", "limit", "holds",
                  "plain_ahead_from", "budgets": [[concurrency, tokens], ...], "budget_falls"}}}
 
-``metrics`` are those of stages/evaluate/load_metrics.py.
+``metrics`` are those of stages/study/metrics.py.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ from omegaconf.errors import OmegaConfBaseException
 from data_specs.errors import UserError
 from data_specs.manifest import MANIFEST, read_manifest
 from pipeline import config as schema
-from pipeline import console, listing, ranks, variants
-from pipeline.artifacts import Artifact, Store
+from pipeline import console, ranks
+from pipeline.store import listing
+from pipeline.store.artifacts import Artifact, Store
+from stages.compare import variants
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 
@@ -54,7 +56,7 @@ def run_evaluate(config: schema.Config, store: Store, made: dict[str, Artifact])
     """Draft -> evaluation; with ``engine`` a running server's, whose draft need not be named."""
     if config.engine is not None:
         served = None if config.draft is None else _draft(config, store, made)
-        _keep(made, "evaluation", _call("stages.evaluate.served", "run_served", config, store, served))
+        _keep(made, "evaluation", _call("stages.served.run", "run_served", config, store, served))
         return
     draft = _draft(config, store, made)
     _keep(made, "evaluation", _call("stages.evaluate.run", "run_evaluate", config, store, draft))
@@ -65,7 +67,7 @@ def run_study(config: schema.Config, store: Store, made: dict[str, Artifact]) ->
     if len(config.stage.steps) > 1 and not config.study.in_chain:
         return
     draft = _draft(config, store, made)
-    _keep(made, "study", _call("stages.evaluate.study", "run_study", config, store, draft))
+    _keep(made, "study", _call("stages.study.run", "run_study", config, store, draft))
 
 
 def run_compare(config: schema.Config, store: Store, made: dict[str, Artifact]) -> None:

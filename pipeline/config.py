@@ -42,7 +42,7 @@ class TargetConfig:
         None  # decoder layers whose output is tapped (-1: embedding); None: spread evenly
     )
     num_taps: int = 5
-    mask_token_id: int | None = None  # None: chosen by pipeline/drafts/mask_token.py
+    mask_token_id: int | None = None  # None: chosen by pipeline/drafts/starts/mask_token.py
     thinking: bool | None = None  # enable_thinking of the chat template; None: the template's default
     device: str = "auto"  # auto | cpu | cuda
     tensor_parallel: int = 1  # ranks that hold the target together while its states are captured
@@ -260,7 +260,7 @@ class EvaluateConfig:
     sweep: bool = False  # what thresholds 0.0, 0.1 ... 0.9 would bring
     baseline: bool = True  # decode the same prompts without the draft, in the same run
     bootstrap: int = 1000
-    batch: int = 1  # prompts at a time; above 1 by the batched engine (stages/evaluate/serving.py)
+    batch: int = 1  # prompts at a time; above 1 by the batched engine (pipeline/decoding/batched.py)
     chunk_prompts: int = 4  # unit of resume and of work sharing between ranks
     profile_tokens: int = 128  # with profile=true: Bmax, the tokens of the largest step
     profile_contexts: list[int] = field(

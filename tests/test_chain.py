@@ -10,7 +10,7 @@ import pytest
 
 from data_specs.manifest import read_manifest
 from pipeline.__main__ import main
-from pipeline.artifacts import Store
+from pipeline.store.artifacts import Store
 
 ROOT = Path(__file__).parents[1]
 PROMPT = {"prompt": "Count the apples on the table."}

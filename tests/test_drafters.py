@@ -13,14 +13,15 @@ import tiny_draws
 import torch
 
 from pipeline.config import TargetConfig
-from pipeline.drafts import checkpoint, registry
+from pipeline.decoding.sampling import Sampler
+from pipeline.decoding.single import decode
+from pipeline.drafts import registry
 from pipeline.drafts.base import Batch, Blocks, LossWeights, supervise
+from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import Start
-from pipeline.sampling import Sampler
-from pipeline.target import Target
-from pipeline.target_files import load_tensors
-from stages.evaluate.decode import decode
+from pipeline.target.files import load_tensors
+from pipeline.target.model import Target
 
 TOKENS = LossWeights(1.0, 0.0, 0.0)
 HEADS = LossWeights(

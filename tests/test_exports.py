@@ -9,7 +9,7 @@ from tiny_exports import saved
 
 from pipeline import config as schema
 from pipeline.__main__ import CONF, listed, main
-from pipeline.artifacts import Store
+from pipeline.store.artifacts import Store
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
+from pipeline.store.artifacts import Store
 
 ROOT = Path(__file__).parents[1]
 DRAFTERS = ("dspark", "dflash", "eagle3", "mtp")

@@ -7,7 +7,7 @@ import pytest
 import tiny_targets
 
 from pipeline import config as schema
-from pipeline.artifacts import Store
+from pipeline.store.artifacts import Store
 from stages.cache.answers import run_answers
 from stages.cache.capture import run_capture
 from stages.evaluate.run import run_evaluate

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from pipeline import config as schema
-from pipeline.artifacts import Artifact, Store
 from pipeline.ranks import free_port
-from pipeline.target import Target
-from pipeline.target_files import identity
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.target.files import identity
+from pipeline.target.model import Target
 
 TAPS = [0, 2]
 
@@ -31,7 +31,7 @@ def target_config(folder: Path) -> schema.TargetConfig:
 
 def samples(target: Target, lengths: Sequence[int], heldout: int, seed: int = 0) -> list[Any]:
     """Samples with 4 prompt tokens each; the last ``heldout`` of them are held out."""
-    from pipeline.cache_store import Sample
+    from pipeline.states.store import Sample
 
     generator = torch.Generator().manual_seed(seed)
     made = []
@@ -49,7 +49,7 @@ def make(
 ) -> Artifact:
     """Commit a cache of ``lengths`` tokens a sample, in segments of two samples."""
     from data_specs.target_cache import SCHEMA_VERSION, CacheSpec
-    from pipeline.cache_store import write_index, write_segment
+    from pipeline.states.store import write_index, write_segment
 
     target = Target.load(target_config(folder), TAPS)
     spec = CacheSpec(TAPS, target.hidden_size, target.vocab_size, "float32", chunk_tokens=16, shard_tokens=64)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from pipeline.config import DrafterConfig, TargetConfig
+from pipeline.decoding.sampling import Sampler
+from pipeline.decoding.single import _Loop
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import Start, build
-from pipeline.sampling import Sampler
-from pipeline.target import States, Target
-from pipeline.target_files import load_tensors
-from stages.evaluate.decode import _Loop
+from pipeline.target.files import load_tensors
+from pipeline.target.model import States, Target
 
 VOCABULARY = 8
 START = [3, 5]

@@ -7,7 +7,8 @@ from pathlib import Path
 import tiny
 import torch
 
-from pipeline.drafts import checkpoint, registry
+from pipeline.drafts import registry
+from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
 from stages.export.source import Source, read_source
 

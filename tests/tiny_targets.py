@@ -19,9 +19,9 @@ import torch
 import transformers as hf
 
 from data_specs.errors import UserError
-from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.ranks import free_port
+from pipeline.store.artifacts import Store
 
 SIZES: dict[str, Any] = {
     "vocab_size": tiny.VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.drafts.attention import Shape, attend, attend_each
 from pipeline.drafts.base import Batch, Blocks
+from pipeline.drafts.families.attention import Shape, attend, attend_each
 from pipeline.drafts.model import Model, append, following
 
 

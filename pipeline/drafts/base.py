@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.sampling import Sampler
+from pipeline.decoding.sampling import Sampler
 
 FROZEN = ("embed_tokens.weight", "lm_head.weight")
 
@@ -117,7 +117,9 @@ class Draft(nn.Module):
     """A draft model. A new algorithm subclasses model.py's ``Model`` and is named in algorithms.py."""
 
     config: Any  # transformers config: what config.json of the artifact says
-    attention: str | None = None  # backend of pipeline/drafts/attention.py; None: the device's default
+    attention: str | None = (
+        None  # backend of pipeline/drafts/families/attention.py; None: the device's default
+    )
 
     @property
     def max_drafts(self) -> int:

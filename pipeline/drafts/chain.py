@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.drafts.attention import attend, attend_each
 from pipeline.drafts.base import Batch, Blocks
+from pipeline.drafts.families.attention import attend, attend_each
 from pipeline.drafts.families.layers import DecoderLayer
 from pipeline.drafts.model import Model, Step, append, following
 

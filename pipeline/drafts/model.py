@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.drafts.attention import AttentionPlan, Shape, default_backend, plan_attention
+from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.base import Batch, Blocks, Draft, LossTerms, LossWeights, Proposals, Supervision
+from pipeline.drafts.families.attention import AttentionPlan, Shape, default_backend, plan_attention
 from pipeline.drafts.families.layers import DecoderLayer
 from pipeline.drafts.losses import Coefficients, Output, Terms, distribution_loss
-from pipeline.sampling import Sampler
 
 # The next drafts' logits [R, D] and confidences (fp32 [R] in [0, 1], or None), given the tokens [R] before them.
 Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]

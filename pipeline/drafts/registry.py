@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from pipeline.config import ConfigError
-from pipeline.drafts import algorithms, warm_start
+from pipeline.drafts import algorithms
 from pipeline.drafts.dspark import DSpark
 from pipeline.drafts.model import Model
+from pipeline.drafts.starts import warm_start
 
 if TYPE_CHECKING:
     from pipeline.config import DrafterConfig
-    from pipeline.target_files import TargetTensors
+    from pipeline.target.files import TargetTensors
 
 FAMILIES: dict[str, ModuleType] = {
     name: importlib.import_module(family.module) for name, family in algorithms.FAMILIES.items()

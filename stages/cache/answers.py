@@ -16,15 +16,15 @@ import pyarrow.compute as pc
 
 from data_specs.answers import SCHEMA_VERSION, AnswerRow, read_answers, read_counts, write_answers
 from data_specs.manifest import fingerprint
-from pipeline.artifacts import Artifact, Store, Work
-from pipeline.chat import TemplateRefusal, given_rows, render_prompt
 from pipeline.config import Config, ConfigError, section
 from pipeline.console import Bar, duration, progress, say, size, table
+from pipeline.prompts.chat import TemplateRefusal, given_rows, render_prompt
+from pipeline.prompts.rows import Message, Rejection
 from pipeline.ranks import is_main, world_size
-from pipeline.rows import Message, Rejection
-from pipeline.target import Target
-from pipeline.target_files import device_of, eos_ids, identity, load_tokenizer, locate, read_config
-from pipeline.work import WorkShare, begin_once, commit_once
+from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.work import WorkShare, begin_once, commit_once
+from pipeline.target.files import device_of, eos_ids, identity, load_tokenizer, locate, read_config
+from pipeline.target.model import Target
 from stages.cache.engine import Engine, Refusal, Reply, Request, Settings, effective_settings, left_out
 from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
 from stages.cache.prompts import Prompt, Prompts, count_table, load_prompts

@@ -19,10 +19,10 @@ from torch import Tensor
 from data_specs.answers import read_answers
 from data_specs.manifest import fingerprint
 from data_specs.target_cache import SCHEMA_VERSION, SPLITS, CacheError, CacheSpec, segment_bytes, segment_name
-from pipeline import ranks, target_group
-from pipeline import target_files as targets
-from pipeline.artifacts import Artifact, Store, Work
-from pipeline.cache_store import (
+from pipeline import ranks
+from pipeline.config import CaptureConfig, Config, ConfigError
+from pipeline.console import duration, progress, say, size, table
+from pipeline.states.store import (
     SEALED,
     Logits,
     Sample,
@@ -33,11 +33,12 @@ from pipeline.cache_store import (
     write_index,
     write_segment,
 )
-from pipeline.config import CaptureConfig, Config, ConfigError
-from pipeline.console import duration, progress, say, size, table
-from pipeline.target import States, Target
-from pipeline.target_group import Group
-from pipeline.work import WorkShare, begin_once, commit_once
+from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.work import WorkShare, begin_once, commit_once
+from pipeline.target import files as targets
+from pipeline.target import group as target_group
+from pipeline.target.group import Group
+from pipeline.target.model import States, Target
 from stages.cache.forecast import expected_seconds, free_bytes, spec_of
 
 STORED = (

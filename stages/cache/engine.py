@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from pipeline.config import AnswersConfig, ConfigError
-from pipeline.rows import Message, Rejection
-from pipeline.sampling import Sampler, SamplerError
+from pipeline.decoding.sampling import Sampler, SamplerError
+from pipeline.prompts.rows import Message, Rejection
 
 SHAPING = ("temperature", "top_p", "top_k", "min_p")  # without effect where the target decodes greedily
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.chat import split_reasoning
 from pipeline.config import ConfigError
-from pipeline.rows import Rejection
-from pipeline.sampling import Sampler
-from pipeline.target import Target
+from pipeline.decoding.sampling import Sampler
+from pipeline.prompts.chat import split_reasoning
+from pipeline.prompts.rows import Rejection
+from pipeline.target.model import Target
 from stages.cache.engine import SHAPING, Reply, Request, Settings
 
 KEEP_SHARE = 0.875  # rows are dropped in groups: each drop copies the whole KV cache

@@ -12,10 +12,8 @@ from typing import Any
 
 import httpx
 
-from pipeline.chat import given_answer
 from pipeline.config import ConfigError, OpenAIConfig
-from pipeline.rows import Message, Rejection
-from pipeline.servers import (
+from pipeline.http_client import (
     SHOWN,
     Caller,
     FailureError,
@@ -26,6 +24,8 @@ from pipeline.servers import (
     check_url,
     pick_model,
 )
+from pipeline.prompts.chat import given_answer
+from pipeline.prompts.rows import Message, Rejection
 from stages.cache.engine import Refusal, Reply, Request, Settings
 
 PROMPT_REFUSED = {400, 413, 422}  # of one prompt (too long, a content filter); other 4xx are of the set-up

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from data_specs.target_cache import CacheSpec, segment_bytes
-from pipeline import target_files as targets
-from pipeline.cache_store import plan_segments
 from pipeline.config import Config
+from pipeline.states.store import plan_segments
+from pipeline.target import files as targets
 
 MODEL_SHARE = 0.5  # of the speed of one large product is what a whole model reaches
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from data_specs.manifest import canonical
 from pipeline.config import ConfigError, DataConfig
-from pipeline.rows import Message, Rejection, load_rows, messages_of, prompt_key, split_of
+from pipeline.prompts.rows import Message, Rejection, load_rows, messages_of, prompt_key, split_of
 
 SPLITS = ("train", "heldout", "benchmark")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One usable row: its key and split (pipeline/rows.py), its category if it has one, its conversation."""
+    """One usable row: its key and split (pipeline/prompts/rows.py), its category if it has one, its conversation."""
 
     key: str
     split: str

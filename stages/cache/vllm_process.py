@@ -27,7 +27,7 @@ from data_specs.errors import UserError
 from data_specs.manifest import ManifestError, read_json, write_json
 from pipeline import ranks
 from pipeline.config import ConfigError, VllmConfig
-from pipeline.work import Owner
+from pipeline.store.work import Owner
 
 SCRIPT = Path(__file__).parent / "vllm_worker" / "worker.py"
 LOG, OWNER = "worker.log", "owner.json"

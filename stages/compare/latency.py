@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.model import Model
-from pipeline.sampling import Sampler
 
 CONTEXT = 128  # observed positions
 CALLS, WARM_UP = 30, 3

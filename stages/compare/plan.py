@@ -11,8 +11,8 @@ import torch
 
 from pipeline import console
 from pipeline.config import Config, TargetConfig
-from pipeline.target import Target
-from pipeline.variants import Layout
+from pipeline.target.model import Target
+from stages.compare.variants import Layout
 
 CONTEXT, TOKENS = 64, 8  # of the decoding that is timed
 

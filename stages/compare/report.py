@@ -8,8 +8,8 @@ from typing import Any
 
 from data_specs.manifest import read_json, write_json
 from pipeline import console
-from pipeline.artifacts import Artifact
-from pipeline.reporting import MACRO, axes, line, markdown_table, number, save, with_interval
+from pipeline.report.shared import MACRO, axes, line, markdown_table, number, save, with_interval
+from pipeline.store.artifacts import Artifact
 
 RESULT, MARKDOWN = "comparison.json", "comparison.md"
 CONDITIONAL_PLOT = "comparison_conditional.png"

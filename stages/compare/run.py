@@ -13,18 +13,18 @@ from typing import Any
 from data_specs.evaluation import read_rounds
 from data_specs.manifest import fingerprint
 from pipeline import console
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, section
-from pipeline.drafts.checkpoint import load
+from pipeline.drafts.folders.checkpoint import load
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import supervised
 from pipeline.ranks import is_main
-from pipeline.target_files import device_of, load_tensors
-from pipeline.variants import Layout
-from pipeline.work import begin_once, commit_once
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.work import begin_once, commit_once
+from pipeline.target.files import device_of, load_tensors
 from stages.compare.latency import measure
 from stages.compare.report import show, write_report
 from stages.compare.tables import Measured, figure, main_table
+from stages.compare.variants import Layout
 
 KIND, SCHEMA_VERSION = "comparison", 1
 

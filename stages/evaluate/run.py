@@ -7,18 +7,15 @@ before, and answers that a threshold of the sweep changes after; they are units 
 
 from __future__ import annotations
 
-import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data_specs.calibration import draft_contents, read_calibration
+from data_specs.calibration import read_calibration
 from data_specs.evaluation import (
     HELDOUT_ROUNDS,
     ROUNDS,
@@ -28,54 +25,36 @@ from data_specs.evaluation import (
     read_rounds,
     write_rounds,
 )
-from data_specs.manifest import MANIFEST, file_record, fingerprint, folder_records, read_json
+from data_specs.manifest import read_json
 from data_specs.study import RESULT as STUDY_RESULT
 from pipeline import console
-from pipeline.artifacts import Artifact, Store, Work
+from pipeline.confidence.rounds import observe
 from pipeline.config import Config, ConfigError, section
-from pipeline.drafts.checkpoint import load, read_config
+from pipeline.decoding import calibrate, dialogues, profiling
+from pipeline.decoding.dialogue import Speaker
+from pipeline.decoding.job import KIND, Job, check_fit, chunks, counts_of, make_job, selected_prompts
+from pipeline.drafts.folders.checkpoint import load, read_config
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import head_rows
-from pipeline.html.evaluation import in_the_making
-from pipeline.html.lineage import made_of_draft
-from pipeline.html.page import write_html
+from pipeline.prompts.benchmarks import Prompt
+from pipeline.prompts.heldout import heldout_prompts
 from pipeline.ranks import is_main
-from pipeline.sampling import Sampler
-from pipeline.target import Target
-from pipeline.target_files import TargetTensors, identity, load_tensors, load_tokenizer, locate
-from pipeline.tracking import Tracker
-from pipeline.work import WorkShare, commit_once
-from stages.evaluate import batch, calibrate, profiling, sweeping
-from stages.evaluate.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts
-from stages.evaluate.confidence import observe
-from stages.evaluate.dialogue import Speaker
-from stages.evaluate.heldout import heldout_prompts
-from stages.evaluate.report import SUMMARY, Facts, flat_metrics, show, write_report
+from pipeline.report.evaluation import in_the_making
+from pipeline.report.evaluation_text import SUMMARY, Facts, flat_metrics, show, write_report
+from pipeline.report.lineage import made_of_draft
+from pipeline.report.page import write_html
+from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.tracking import track_figures
+from pipeline.store.work import WorkShare, commit_once
+from pipeline.target.files import TargetTensors, load_tensors, load_tokenizer
+from pipeline.target.model import Target
+from stages.evaluate import sweeping
 
-KIND = "evaluation"
 FILES = (
     f"{ROUNDS}/*.parquet", f"{HELDOUT_ROUNDS}/*.parquet", f"{SWEEP_ROUNDS}/*/*.parquet", "*.json", "*.md", "*.html",
     "*.png",
 )  # fmt: skip
-# Settings that change how the work is done and shown, not what is measured.
-INCIDENTAL = ("chunk_prompts", "bootstrap")
-PROFILED = ("profile_tokens", "profile_contexts", "profile_repeats")
-# Settings that stand in the fingerprint in another form: by contents, as part of the calibration's own, or not at all.
-ELSEWHERE = ("files", "calibrate", "calibration_prompts", *PROFILED)
 BYTES_A_ROUND = 40  # of a compressed round table, measured
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is asked for, known before any prompt is read or model is loaded."""
-
-    draft: Path
-    name: str
-    parents: dict[str, str]
-    benchmarks: list[Benchmark]
-    sampler: Sampler
-    calibration: calibrate.Plan | None
-    fingerprint: str
 
 
 def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifact | None:
@@ -101,96 +80,6 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
             calibrate.restore(job.calibration, found.path, read_json(found.path / SUMMARY)["positions"])
         show(found)
     return found
-
-
-def make_job(config: Config, draft: Artifact | Path) -> Job:
-    """Check the settings and identify the evaluation by draft, target, benchmarks and settings."""
-    settings = section(config.evaluate)
-    sampler = Sampler(**{name: settings[name] for name in ("temperature", "top_p", "top_k", "min_p")})
-    check_settings(config)
-    benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
-    folder, name, made_of = identify(draft)
-    check_thinking(config, draft)
-    target = identity(locate(config.target))
-    calibration = calibrate.make_plan(config, draft, folder, sampler, target)
-    parts = [
-        SCHEMA_VERSION, made_of, target, config.target.dtype, config.target.thinking,
-        config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
-        [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
-        calibration and calibration.made_with,
-        [settings[name] for name in PROFILED] if config.profile else None,
-    ]  # fmt: skip
-    return Job(folder, name, {"draft": made_of}, benchmarks, sampler, calibration, fingerprint(*parts))
-
-
-def check_fit(folder: Path, tensors: TargetTensors) -> None:
-    """Raise ``ConfigError`` naming the field in which the draft at ``folder`` does not fit the target."""
-    config = read_config(folder)
-    rows, hidden = tensors.embedding.shape
-    for field, expected in (("hidden_size", hidden), ("vocab_size", rows)):
-        got = getattr(config, field)
-        if got != expected:
-            raise ConfigError(
-                f"draft={folder}: {field}: the target {tensors.folder} has {expected}, the draft {got}"
-            )
-    layers = tensors.config.num_hidden_layers
-    if max(config.target_layer_ids, default=0) >= layers:
-        taps = list(config.target_layer_ids)
-        raise ConfigError(
-            f"draft={folder}: target_layer_ids: {taps}, but {tensors.folder} has {layers} layers"
-        )
-
-
-def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
-    """(folder, name, fingerprint) of a draft; a foreign folder's is that of its contents. An export has its name."""
-    if isinstance(draft, Artifact):
-        return draft.path, draft.manifest.name, draft.manifest.fingerprint
-    read_config(draft)
-    folder = draft.resolve()  # of an export: .../NAME/v0
-    own = folder.parent.name if (folder / MANIFEST).is_file() else folder.name
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", own).lstrip("._-") or "draft"
-    return draft, name, draft_contents(draft)
-
-
-def check_settings(config: Config) -> None:
-    """Raise ``ConfigError`` naming the key of ``evaluate`` that cannot be."""
-    settings = config.evaluate
-    if not settings.benchmarks:
-        raise ConfigError("evaluate.benchmarks: expected at least one, got none")
-    if len(set(settings.benchmarks)) != len(settings.benchmarks):
-        raise ConfigError(f"evaluate.benchmarks={settings.benchmarks}: expected each one once")
-    for name, least in (("max_new_tokens", 1), ("chunk_prompts", 1), ("bootstrap", 0)):
-        if getattr(settings, name) < least:
-            raise ConfigError(f"evaluate.{name}={getattr(settings, name)}: expected at least {least}")
-    if settings.prompts is not None and settings.prompts < 1:
-        raise ConfigError(f"evaluate.prompts={settings.prompts}: expected at least 1")
-    if not 0 <= settings.threshold <= 1:
-        raise ConfigError(f"evaluate.threshold={settings.threshold}: expected a number from 0 to 1")
-
-
-def check_thinking(config: Config, draft: Artifact | Path) -> None:
-    """A draft trained in one thinking mode is not measured in the other (pitfall 4)."""
-    trained = draft.manifest.config.get("target", {}) if isinstance(draft, Artifact) else {}
-    thinking = config.target.thinking
-    if trained.get("thinking", thinking) != thinking:
-        raise ConfigError(
-            f"target.thinking={thinking}: the draft was trained with thinking={trained['thinking']}"
-        )
-
-
-def content_of(config: Config, benchmark: Benchmark) -> Any:
-    """Checksum of the local file or folder that the prompts come from; None for the Hub."""
-    given = config.evaluate.files.get(benchmark.name)
-    path = Path(given).expanduser() if given else FOLDER / benchmark.path
-    if path.is_file():
-        return file_record(path).sha256
-    return {name: record.sha256 for name, record in folder_records(path).items()} if path.is_dir() else None
-
-
-def selected_prompts(config: Config, benchmarks: list[Benchmark]) -> dict[str, list[Prompt]]:
-    """Benchmark -> its prompts; see ``load_prompts`` for the errors."""
-    files, limit = config.evaluate.files, config.evaluate.prompts
-    return {b.name: load_prompts(b, files.get(b.name), limit) for b in benchmarks}
 
 
 def _speaker(config: Config, job: Job) -> Speaker:
@@ -256,7 +145,9 @@ def _evaluate(
 
     artifact = commit_once(store, work, finish, FILES)
     if is_main():
-        track(config, store, artifact, {"draft": draft} if isinstance(draft, Artifact) else {})
+        used = {"draft": draft} if isinstance(draft, Artifact) else {}
+        figures = flat_metrics(read_json(artifact.path / SUMMARY))
+        track_figures(config.tracking, store.root, artifact, figures, used)
         show(artifact)
     return artifact
 
@@ -332,7 +223,7 @@ def _answer(
     if part == ROUNDS:  # only these are timed
         speaker.warm_up(units[left[0]][0])
         if speaker.batch > 1:
-            batch.warm_up(speaker, units[left[0]])
+            dialogues.warm_up(speaker, units[left[0]])
     with console.progress(title, sum(len(units[u]) for u in left), is_main()) as bar:
         for unit in share:
             rows = _rows(speaker, units[unit], lambda prompt: bar.advance(1, prompt.benchmark))
@@ -342,21 +233,12 @@ def _answer(
 def _rows(speaker: Speaker, prompts: list[Prompt], advance: Callable[[Prompt], None]) -> list[dict[str, Any]]:
     """Rows of the round table of ``prompts``, one at a time or several."""
     if speaker.batch > 1:
-        return batch.answer_together(speaker, prompts, advance)
+        return dialogues.answer_together(speaker, prompts, advance)
     rows = []
     for prompt in prompts:
         rows += speaker.answer(prompt)
         advance(prompt)
     return rows
-
-
-def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt]]:
-    """Units of work ``<benchmark>-<number>``: at most ``size`` prompts of one benchmark each."""
-    return {
-        f"{name}-{start // size:05d}": listed[start : start + size]
-        for name, listed in prompts.items()
-        for start in range(0, len(listed), size)
-    }
 
 
 def _facts(config: Config, job: Job, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> Facts:
@@ -372,33 +254,6 @@ def _facts(config: Config, job: Job, speaker: Speaker, prompts: dict[str, list[P
         prompts={name: len(listed) for name, listed in prompts.items()},
         batch=config.evaluate.batch,
     )
-
-
-def counts_of(result: dict[str, Any]) -> dict[str, Any]:
-    """What the manifest says: totals over benchmarks, and the macro-averaged figures."""
-    benchmarks = result["benchmarks"].values()
-    names = ("prompts", "answers", "rounds", "tokens", "too_long")
-    counts: dict[str, Any] = {name: sum(b["counts"].get(name, 0) for b in benchmarks) for name in names}
-    macro = result["macro"] or {}
-    return counts | {name: macro[name]["value"] for name in ("accepted_length", "speedup") if name in macro}
-
-
-def track(config: Config, store: Store, artifact: Artifact, used: dict[str, Artifact]) -> None:
-    """Send the figures to the tracker; the artifact itself is the record. ``used``: role -> what it was made from."""
-    manifest = artifact.manifest
-    figures = flat_metrics(read_json(artifact.path / SUMMARY))
-    with tempfile.TemporaryDirectory() as state:  # one step, sent once: nothing to go on from
-        tracker = Tracker(
-            config.tracking,
-            store.root,
-            Path(state),
-            manifest.fingerprint[:16],
-            artifact.reference,
-            manifest.config,
-        )
-        tracker.log(0, figures)
-        tracker.artifact(artifact, used)
-        tracker.finish()
 
 
 def _show_plan(config: Config, job: Job, prompts: dict[str, list[Prompt]], root: Path) -> None:

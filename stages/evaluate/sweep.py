@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_specs.evaluation import DRAFT
-from stages.evaluate.confidence import Observed, observe
+from pipeline.confidence.rounds import Observed, observe
 
 Array = np.ndarray
 THRESHOLDS = tuple(k / 10 for k in range(10))

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from data_specs.evaluation import SWEEP_ROUNDS, read_rounds
-from stages.evaluate.benchmarks import Prompt
-from stages.evaluate.calibrate import Answer
-from stages.evaluate.confidence import Observed, observe
-from stages.evaluate.dialogue import Speaker
+from pipeline.confidence.rounds import Observed, observe
+from pipeline.decoding.calibrate import Answer
+from pipeline.decoding.dialogue import Speaker
+from pipeline.prompts.benchmarks import Prompt
 from stages.evaluate.sweep import THRESHOLDS, changed, sweep_row
 
 

@@ -13,10 +13,10 @@ from data_specs.draft import CONFIG, WEIGHTS
 from data_specs.export import PROVENANCE
 from data_specs.manifest import fingerprint, write_json
 from pipeline import console
-from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config
 from pipeline.ranks import is_main
-from pipeline.work import WorkShare, begin_once, commit_once
+from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.work import WorkShare, begin_once, commit_once
 from stages.export.lineage import calibration_of, carried, move_calibration
 from stages.export.run import compare, identify
 from stages.export.source import Source, native_fields, read_source

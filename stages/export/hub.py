@@ -14,7 +14,7 @@ from typing import Any
 
 from data_specs.calibration import Calibration
 from data_specs.manifest import Manifest
-from pipeline.reporting import MACRO, markdown_table, share, with_interval
+from pipeline.report.shared import MACRO, markdown_table, share, with_interval
 from stages.export import llama_cpp, mlx, sglang, vllm
 from stages.export.capabilities import ExportError, refusal
 from stages.export.layouts import LAYERS, STATES, block_layout, eagle3_layout

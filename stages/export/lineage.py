@@ -23,10 +23,10 @@ from data_specs.calibration import (
 )
 from data_specs.export import PROVENANCE
 from data_specs.manifest import Manifest, read_json
-from pipeline.artifacts import Artifact, Store, git_revision, package_versions
 from pipeline.config import ConfigError
-from pipeline.rows import FORMATS
-from pipeline.target_files import HUB_ID, cache_home
+from pipeline.prompts.rows import FORMATS
+from pipeline.store.artifacts import Artifact, Store, git_revision, package_versions
+from pipeline.target.files import HUB_ID, cache_home
 from stages.export.capabilities import ExportError
 
 SEARCHED_BYTES = 1 << 24  # of every file; a machine's paths stand in headers and in text

@@ -23,12 +23,12 @@ from data_specs.draft import CONFIG, WEIGHTS
 from data_specs.export import CARD, DRAFT_GGUF, PROVENANCE, SCHEMA_VERSION
 from data_specs.manifest import Manifest, file_record, fingerprint, folder_records, read_json, write_json
 from pipeline import console
-from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config, ConfigError, ExportConfig, TargetConfig
 from pipeline.drafts.base import FROZEN
 from pipeline.ranks import is_main
-from pipeline.target_files import locate
-from pipeline.work import WorkShare, begin_once, commit_once
+from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.work import WorkShare, begin_once, commit_once
+from pipeline.target.files import locate
 from stages.export import hub, llama_cpp, mlx, sglang, speculators, vllm
 from stages.export.capabilities import ExportError, check, refusal
 from stages.export.lineage import (

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.drafts import checkpoint
 from pipeline.drafts.base import FROZEN
+from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, MODEL_TYPES
 
 # What describes the draft's own layers; every other field of a draft's config is the target's, or its library's.

@@ -9,14 +9,14 @@ from typing import Any
 from data_specs.manifest import fingerprint, read_json
 from data_specs.study import RESULT
 from pipeline import console
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, ConfigError
-from pipeline.html.comparing import common_benchmarks
-from pipeline.html.evaluation import Evaluation, committed
-from pipeline.html.lineage import made_of_draft
-from pipeline.html.page import PAGE, write_html
 from pipeline.ranks import is_main
-from pipeline.work import begin_once, commit_once
+from pipeline.report.evaluation import Evaluation, committed
+from pipeline.report.lineage import made_of_draft
+from pipeline.report.page import PAGE, write_html
+from pipeline.report.side_by_side import common_benchmarks
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.work import begin_once, commit_once
 
 KIND, SCHEMA_VERSION = "report", 1
 STUDY = "study"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_specs.errors import UserError
 from pipeline import console
-from pipeline.work import Owner, WorkShare
+from pipeline.store.work import Owner, WorkShare
 from stages.train import engine
 
 RUNNING = ".running"  # beside the work folders: it outlives their rename into an artifact

@@ -25,12 +25,12 @@ from data_specs.draft import LAST, METRICS
 from data_specs.errors import UserError
 from data_specs.manifest import fingerprint, read_json, write_json
 from pipeline import console, ranks
-from pipeline.artifacts import Artifact, Store, Work
 from pipeline.config import Config, section
 from pipeline.drafts.base import LossWeights
-from pipeline.target_files import load_tensors
-from pipeline.tracking import Tracker
-from pipeline.work import commit_once
+from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.tracking import Tracker
+from pipeline.store.work import commit_once
+from pipeline.target.files import load_tensors
 from stages.train import batches, checkpoints, engine, record
 from stages.train.claim import sole_run
 from stages.train.figures import SCORE, Sums, Timed

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.drafts import checkpoint
 from pipeline.drafts.base import FROZEN, Draft
-from pipeline.target_files import TargetTensors
+from pipeline.drafts.folders import checkpoint
+from pipeline.target.files import TargetTensors
 
 
 def save_draft(draft: Draft, folder: Path, dtype: torch.dtype) -> None:

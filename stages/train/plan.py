@@ -16,15 +16,15 @@ from torch import nn
 
 from data_specs.manifest import file_record
 from pipeline import console, ranks
-from pipeline.artifacts import Artifact, Store
-from pipeline.cache_store import CacheReader
 from pipeline.config import Config, ConfigError, section
-from pipeline.drafts import checkpoint
 from pipeline.drafts.backbone import Backbone
-from pipeline.drafts.mask_token import choose
+from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import ALGORITHMS, Start, build, chosen_taps, supervised
-from pipeline.target_files import TargetTensors, identity, load_layers, load_tensors, load_tokenizer, locate
+from pipeline.drafts.starts.mask_token import choose
+from pipeline.states.store import CacheReader
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.target.files import TargetTensors, identity, load_layers, load_tensors, load_tokenizer, locate
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, heldout_numbers
 from stages.train.schedule import total_steps
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import tiny
 
-from pipeline.drafts.checkpoint import save
+from pipeline.drafts.folders.checkpoint import save
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -18,8 +18,8 @@ import subjects  # noqa: E402
 from environments import Environment  # noqa: E402
 
 from data_specs.errors import UserError  # noqa: E402
-from pipeline.artifacts import Artifact, Store  # noqa: E402
 from pipeline.config import Config, ExportConfig, StageConfig  # noqa: E402
+from pipeline.store.artifacts import Artifact, Store  # noqa: E402
 from stages.export.llama_cpp import Converter  # noqa: E402
 from stages.export.run import run_export  # noqa: E402
 

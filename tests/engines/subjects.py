@@ -14,13 +14,14 @@ import torch
 from transformers import AutoTokenizer
 
 from pipeline.config import TargetConfig
-from pipeline.drafts import checkpoint, registry
+from pipeline.decoding.sampling import Sampler
+from pipeline.decoding.single import decode
+from pipeline.drafts import registry
 from pipeline.drafts.base import Batch, Blocks, Draft, LossWeights, supervise
+from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.registry import Start
-from pipeline.sampling import Sampler
-from pipeline.target import Target
-from pipeline.target_files import TargetTensors, load_tensors, locate
-from stages.evaluate.decode import decode
+from pipeline.target.files import TargetTensors, load_tensors, locate
+from pipeline.target.model import Target
 
 Prompts = Sequence[Sequence[int]]
 # Heads of 32 and products of 64: the least that vLLM's attention and mlx-dspark's quantisation take.

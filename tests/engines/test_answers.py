@@ -18,9 +18,9 @@ from subjects import SMOLLM2
 
 from data_specs.answers import read_answers, read_counts
 from data_specs.export import TARGET_GGUF
-from pipeline.artifacts import Store
 from pipeline.config import AnswersConfig, Config, DataConfig, OpenAIConfig, SourceConfig
-from pipeline.target_files import locate
+from pipeline.store.artifacts import Store
+from pipeline.target.files import locate
 from stages.cache.answers import run_answers
 from stages.cache.engine_openai import ServerError
 from stages.export.llama_cpp import Converter

@@ -13,9 +13,9 @@ import torch
 from environments import Environment
 
 from data_specs.answers import AnswerRow, write_answers
-from pipeline.artifacts import Artifact, Store
-from pipeline.cache_store import CacheReader
 from pipeline.config import CaptureConfig, Config, DataConfig, TargetConfig, VllmConfig
+from pipeline.states.store import CacheReader
+from pipeline.store.artifacts import Artifact, Store
 from stages.cache.capture import Planned, run_capture
 from stages.cache.capture_vllm import vllm_target
 from stages.cache.forecast import spec_of

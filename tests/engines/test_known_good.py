@@ -11,11 +11,11 @@ import results
 import subjects
 
 from pipeline.config import TargetConfig
-from pipeline.drafts import checkpoint
-from pipeline.sampling import Sampler
-from pipeline.target import Target
-from pipeline.target_files import load_tensors
-from stages.evaluate.decode import decode
+from pipeline.decoding.sampling import Sampler
+from pipeline.decoding.single import decode
+from pipeline.drafts.folders import checkpoint
+from pipeline.target.files import load_tensors
+from pipeline.target.model import Target
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600, func_only=True)]
 KNOWN_GOOD = Path(

@@ -16,12 +16,12 @@ from serving import draft_server, llama_server, programs, served, vllm_server
 
 from data_specs.export import TARGET_GGUF
 from data_specs.manifest import read_json
-from pipeline.artifacts import Artifact, Store
-from pipeline.chat import render_prompt
 from pipeline.config import ClientConfig, Config, EvaluateConfig, StageConfig, TrackingConfig
-from stages.evaluate.report import SUMMARY
+from pipeline.prompts.chat import render_prompt
+from pipeline.report.evaluation_text import SUMMARY
+from pipeline.store.artifacts import Artifact, Store
 from stages.evaluate.run import run_evaluate
-from stages.evaluate.served import run_served
+from stages.served.run import run_served
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]
 TEXTS = ["Hello?", "What is rain?", "Count to ten."]  # the drafts are trained on the answers to the first two

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from subjects import DRAFTERS, MASK, Subject
 
 from data_specs.manifest import read_json
-from pipeline.drafts import checkpoint
 from pipeline.drafts.base import Batch, Blocks
+from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
 from stages.export import speculators as exporter
 

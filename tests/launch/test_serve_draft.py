@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_exports import saved
 
-from pipeline.artifacts import Store
 from pipeline.config import Config, ExportConfig
+from pipeline.store.artifacts import Store
 from stages.export import llama_cpp, mlx, sglang, vllm
 from stages.export.layouts import block_layout
 from stages.export.run import run_export

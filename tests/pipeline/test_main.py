@@ -23,7 +23,7 @@ def test_a_study_ends_a_chain_where_it_is_asked_for(monkeypatch, steps, in_chain
     config = SimpleNamespace(stage=SimpleNamespace(steps=steps), study=SimpleNamespace(in_chain=in_chain))
     made = {"draft": "the draft"}
     entry.run_study(config, "the store", made)
-    expected = [("stages.evaluate.study", "run_study", config, "the store", "the draft")]
+    expected = [("stages.study.run", "run_study", config, "the store", "the draft")]
     assert calls == (expected if called else [])
     assert made.get("study") == ("the study" if called else None)
 

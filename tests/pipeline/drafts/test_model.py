@@ -9,11 +9,11 @@ import pytest
 import tiny
 import torch
 
+from pipeline.decoding.sampling import Sampler
 from pipeline.drafts import registry
 from pipeline.drafts.base import Batch, Blocks, LossWeights, supervise
 from pipeline.drafts.model import append
 from pipeline.drafts.registry import Start
-from pipeline.sampling import Sampler
 
 ALL = LossWeights(0.1, 0.9, 1.0, 0.5)
 IDS = torch.arange(0, 272, 3)

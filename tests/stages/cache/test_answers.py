@@ -11,9 +11,6 @@ import pytest
 import tiny
 
 from data_specs.answers import read_answers
-from pipeline import artifacts
-from pipeline.artifacts import Store
-from pipeline.chat import render_prompt
 from pipeline.config import (
     AnswersConfig,
     Config,
@@ -23,7 +20,10 @@ from pipeline.config import (
     SourceConfig,
     TargetConfig,
 )
-from pipeline.rows import Rejection
+from pipeline.prompts.chat import render_prompt
+from pipeline.prompts.rows import Rejection
+from pipeline.store import artifacts
+from pipeline.store.artifacts import Store
 from stages.cache import answers, forecast
 from stages.cache.answers import run_answers
 from stages.cache.engine import Refusal, Reply

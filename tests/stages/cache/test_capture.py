@@ -15,10 +15,10 @@ import torch
 from data_specs.answers import SCHEMA, AnswerRow, write_answers
 from data_specs.manifest import Manifest, ManifestError, folder_records
 from data_specs.target_cache import CacheError
-from pipeline.artifacts import Artifact, Store
-from pipeline.cache_store import CacheReader
 from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, TargetConfig
-from pipeline.target import States, Target
+from pipeline.states.store import CacheReader
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.target.model import States, Target
 from stages.cache import capture as module
 from stages.cache import forecast
 from stages.cache.capture import InProcess, Planned, capture, plan_batches, plan_capture, run_capture
@@ -378,7 +378,7 @@ def test_whatever_changes_the_contents_changes_the_fingerprint(
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from pipeline.artifacts import Store
+from pipeline.store.artifacts import Store
 from stages.cache import capture
 sys.path.insert(0, {tests!r})
 from test_capture import config_of

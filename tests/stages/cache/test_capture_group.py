@@ -7,10 +7,10 @@ import tiny_targets
 import torch
 
 from data_specs.answers import SCHEMA_VERSION, AnswerRow, write_answers
-from pipeline.artifacts import Artifact, Store
-from pipeline.cache_store import CacheReader
 from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, TargetConfig
-from pipeline.target import Target
+from pipeline.states.store import CacheReader
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.target.model import Target
 from stages.cache.capture import run_capture
 
 LENGTHS = ((4, 16), (3, 9), (8, 2), (5, 25), (2, 20), (7, 1))  # prompt and answer tokens: five segments

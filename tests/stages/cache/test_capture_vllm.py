@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from data_specs.answers import AnswerRow, write_answers
 from data_specs.manifest import write_json
 from data_specs.target_cache import CacheError
-from pipeline.artifacts import Artifact, Store
-from pipeline.cache_store import CacheReader
 from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, VllmConfig
-from pipeline.target import States, Target
-from pipeline.target_files import load_tensors
+from pipeline.states.store import CacheReader
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.target.files import load_tensors
+from pipeline.target.model import States, Target
 from stages.cache.capture import Planned, capture, run_capture
 from stages.cache.capture_vllm import VllmTarget, final_norm, llm_arguments, numbering, vllm_target
 from stages.cache.forecast import spec_of

@@ -5,8 +5,8 @@ import tiny
 import torch
 
 from pipeline.config import ConfigError, TargetConfig
-from pipeline.rows import Rejection
-from pipeline.target import Target
+from pipeline.prompts.rows import Rejection
+from pipeline.target.model import Target
 from stages.cache import engine_hf
 from stages.cache.engine import Reply, Request, Settings
 from stages.cache.engine_hf import HfEngine, Picker, check_settings, decode

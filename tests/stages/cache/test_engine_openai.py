@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import tiny
 
-from pipeline.chat import render_prompt
 from pipeline.config import ConfigError, OpenAIConfig
-from pipeline.rows import Rejection
+from pipeline.prompts.chat import render_prompt
+from pipeline.prompts.rows import Rejection
 from stages.cache.engine import Reply, Request, Settings
 from stages.cache.engine_openai import OpenAIEngine, ServerError
 

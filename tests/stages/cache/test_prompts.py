@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import ConfigError, DataConfig, SourceConfig
-from pipeline.rows import prompt_key
+from pipeline.prompts.rows import prompt_key
 from stages.cache.prompts import count_table, load_prompts
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline import console
-from pipeline.artifacts import Store
+from pipeline.store.artifacts import Store
 from stages.compare.report import MARKDOWN, RESULT, figure_tables, notes, show, write_report
 
 

@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 
 from data_specs.manifest import read_json
 from pipeline import __main__ as entry
-from pipeline import listing
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import CompareConfig, Config, ConfigError, EvaluateConfig, FigureConfig, StageConfig
-from pipeline.variants import lay_out
+from pipeline.store import listing
+from pipeline.store.artifacts import Artifact, Store
 from stages.compare.report import MARKDOWN, RESULT
+from stages.compare.variants import lay_out
 from stages.evaluate import run as evaluate
 from stages.train import loop
 

@@ -14,15 +14,16 @@ import torch
 from data_specs.evaluation import ROUNDS, read_rounds
 from data_specs.manifest import write_json
 from data_specs.sps import read_table
-from pipeline.artifacts import Artifact, Store
-from pipeline.chat import render_prompt
 from pipeline.config import Config, ConfigError, DrafterConfig, EvaluateConfig, TargetConfig, TrackingConfig
-from pipeline.drafts.checkpoint import save
+from pipeline.decoding.job import chunks, make_job
+from pipeline.drafts.folders.checkpoint import save
 from pipeline.drafts.registry import Start, build
-from pipeline.target_files import load_tensors, load_tokenizer
+from pipeline.prompts.chat import render_prompt
+from pipeline.report.evaluation_text import MARKDOWN, SUMMARY
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.target.files import load_tensors, load_tokenizer
 from stages.evaluate import run
-from stages.evaluate.report import MARKDOWN, SUMMARY
-from stages.evaluate.run import chunks, run_evaluate
+from stages.evaluate.run import run_evaluate
 
 MATH = [f"How much is {i} and {i}?" for i in range(5)]
 CHAT = [["Hello there.", "Tell me more."], ["What is rain?"]]
@@ -135,28 +136,28 @@ def test_what_is_there_is_not_made_again(config, store, draft_folder, capsys, mo
     ],
 )  # fmt: skip
 def test_the_fingerprint_covers_what_is_measured(config, draft_folder, change):
-    before = run.make_job(config, draft_folder).fingerprint
+    before = make_job(config, draft_folder).fingerprint
     if "files" in change:
         change = change | {"files": {"gsm8k": config.evaluate.files["gsm8k"]}}
     for name, value in change.items():
         setattr(config.evaluate, name, value)
-    assert run.make_job(config, draft_folder).fingerprint != before
+    assert make_job(config, draft_folder).fingerprint != before
 
 
 def test_the_fingerprint_covers_draft_prompts_and_seed(config, draft_folder, tmp_path):
-    before = run.make_job(config, draft_folder).fingerprint
+    before = make_job(config, draft_folder).fingerprint
     moved = tmp_path / "elsewhere" / "tiny-draft"
     shutil.copytree(draft_folder, moved)
-    assert run.make_job(config, moved).fingerprint == before
+    assert make_job(config, moved).fingerprint == before
     values = json.loads((moved / "config.json").read_text()) | {"block_size": 3}
     (moved / "config.json").write_text(json.dumps(values))
-    assert run.make_job(config, moved).fingerprint != before
+    assert make_job(config, moved).fingerprint != before
     seeded = copy.deepcopy(config)
     seeded.seed = 1
-    assert run.make_job(seeded, draft_folder).fingerprint != before
+    assert make_job(seeded, draft_folder).fingerprint != before
     with open(config.evaluate.files["gsm8k"], "a") as file:
         file.write(json.dumps({"question": "One more?"}) + "\n")
-    assert run.make_job(config, draft_folder).fingerprint != before
+    assert make_job(config, draft_folder).fingerprint != before
 
 
 def test_a_killed_evaluation_goes_on_where_it_was(config, store, draft_folder, monkeypatch):

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from data_specs.evaluation import SCHEMA
-from stages.evaluate.confidence import observe
+from pipeline.confidence.rounds import observe
 from stages.evaluate.sweep import THRESHOLDS, changed, cut, sweep_row
 
 

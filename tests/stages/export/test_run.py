@@ -21,7 +21,6 @@ from data_specs.calibration import (
 from data_specs.errors import UserError
 from data_specs.manifest import read_json
 from pipeline import __main__ as entry
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import (
     Config,
     ConfigError,
@@ -30,7 +29,8 @@ from pipeline.config import (
     TrainConfig,
     _contradictions_in_export,
 )
-from pipeline.drafts import checkpoint
+from pipeline.drafts.folders import checkpoint
+from pipeline.store.artifacts import Artifact, Store
 from stages.export import lineage, run, speculators
 from stages.export.adopt import run_import
 

@@ -6,10 +6,10 @@ import tiny_summary
 
 from data_specs.errors import UserError
 from data_specs.manifest import write_json
-from pipeline import listing
 from pipeline.__main__ import listed
-from pipeline.artifacts import Store
 from pipeline.config import Config
+from pipeline.store import listing
+from pipeline.store.artifacts import Store
 from stages.report.run import run_report
 
 

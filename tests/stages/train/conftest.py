@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import tiny_cache
 
-from pipeline.artifacts import Artifact, Store
+from pipeline.store.artifacts import Artifact, Store
 
 LENGTHS = [12, 30, 9, 20, 17, 25, 14]  # tokens a sample; the last two are held out
 

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, safe_open
 
 from data_specs.errors import UserError
 from data_specs.manifest import ManifestError, fingerprint
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, ConfigError
-from pipeline.drafts import checkpoint
+from pipeline.drafts.folders import checkpoint
+from pipeline.store.artifacts import Artifact, Store
 from stages.train import loop, plan
 from stages.train.output import check_frozen
 from stages.train.record import read_lines
@@ -216,7 +216,7 @@ def test_a_damaged_cache_is_refused_before_the_first_step(cached) -> None:
 def poison(cached, sample: int) -> None:
     """Write the cache anew, with a NaN among the tapped states of ``sample``."""
     from data_specs.target_cache import CacheSpec
-    from pipeline.cache_store import CacheReader, write_index, write_segment
+    from pipeline.states.store import CacheReader, write_index, write_segment
 
     reader = CacheReader(cached.cache.path)
     samples = [reader.read(i) for i in range(len(reader))]

@@ -8,7 +8,7 @@ import torch
 from data_specs.errors import UserError
 from data_specs.manifest import fingerprint
 from pipeline.config import ConfigError
-from pipeline.drafts import checkpoint
+from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.registry import head_rows
 from stages.train import loop, plan
 from stages.train.output import check_frozen, save_draft

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import tiny_cache
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, ConfigError
+from pipeline.store.artifacts import Artifact, Store
 from stages.train import checkpoints, loop
 from stages.train.record import read_lines
 

@@ -14,7 +14,7 @@ import tiny_cache
 import torch
 from safetensors.torch import load_file
 
-from pipeline.artifacts import Artifact, Store
+from pipeline.store.artifacts import Artifact, Store
 from stages.train import checkpoints
 from stages.train.batches import Recipe, Samples, Sharing, StepShares
 from stages.train.record import read_lines

@@ -14,8 +14,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from pipeline.config import DrafterConfig
 from pipeline.drafts import registry
-from pipeline.drafts.attention import sdpa
 from pipeline.drafts.families import gemma4, layers, llama, qwen3
+from pipeline.drafts.families.attention import sdpa
 
 THEIRS = {"qwen3": Qwen3DecoderLayer, "llama": LlamaDecoderLayer, "gemma4": Gemma4TextDecoderLayer}
 each_family = pytest.mark.parametrize("family", registry.FAMILIES)

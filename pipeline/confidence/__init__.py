@@ -1,0 +1,1 @@
+"""How well a draft's confidences tell what will be accepted, and the temperatures that correct them."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: one prompt, many at a time, dialogues, and the scheduler that decides what is verified."""

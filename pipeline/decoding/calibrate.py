@@ -1,0 +1,197 @@
+"""Where a draft's calibration comes from and goes to: found beside the draft, or fitted on recorded rounds and kept."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data_specs.calibration import (
+    CALIBRATION,
+    Calibration,
+    draft_contents,
+    read_calibration,
+    write_calibration,
+)
+from data_specs.evaluation import HELDOUT_ROUNDS, read_rounds
+from data_specs.manifest import MANIFEST, fingerprint, read_manifest
+from pipeline import console
+from pipeline.confidence.rounds import compare, observe
+from pipeline.confidence.temperatures import fit
+from pipeline.config import Config, ConfigError
+from pipeline.decoding.dialogue import Speaker
+from pipeline.decoding.sampling import Sampler
+from pipeline.drafts.folders.checkpoint import read_config
+from pipeline.prompts import heldout
+from pipeline.prompts.benchmarks import Prompt
+from pipeline.ranks import is_main
+from pipeline.store.artifacts import Artifact
+from pipeline.target.ragged import supports
+
+TOGETHER = 16  # prompts of a calibration at a time
+# Answer prompts by name into a folder of rounds, shared among ranks: (folder's name, speaker, prompts).
+Answer = Callable[[str, Speaker, dict[str, list[Prompt]]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A calibration that is wanted, before anything is decoded: see data_specs/calibration.py for the fields."""
+
+    folder: Path  # of the draft
+    draft: str
+    target: str
+    sampler: dict[str, Any]
+    dtype: str
+    thinking: bool | None
+    data: str
+    made_with: str
+
+
+def make_plan(
+    config: Config, draft: Artifact | Path, folder: Path, sampler: Sampler, target: str
+) -> Plan | None:
+    """What to calibrate, or None: ``evaluate.calibrate=null`` means when the draft in ``folder`` has confidences.
+
+    Raises ``ConfigError`` where it is asked for and cannot be: no confidence head, no held-out prompts.
+    """
+    settings = config.evaluate
+    head = bool(read_config(folder).enable_confidence_head)
+    for name in ("calibrate", "sweep"):
+        if getattr(settings, name) and not head:
+            raise ConfigError(f"evaluate.{name}=true: {folder} has no confidence head")
+    if settings.calibrate is False or not head:
+        return None
+    heldout.check(config.data)
+    _check_share(config, draft)
+    made_of: dict[str, Any] = {
+        "target": target,
+        "sampler": sampler.effective(),
+        "dtype": config.target.dtype,
+        "thinking": config.target.thinking,
+        "data": config.data.name,
+    }
+    limits = [settings.max_new_tokens, settings.calibration_prompts, config.seed]
+    # Without the draft, which is compared by itself: an export's is the same under another fingerprint.
+    made_with = fingerprint(made_of, limits, heldout.contents(config.data))
+    return Plan(folder, draft_contents(folder), made_with=made_with, **made_of)
+
+
+def obtain(
+    config: Config, plan: Plan, folder: Path, speaker: Speaker, reported: Collection[str], answer: Answer
+) -> Calibration:
+    """The calibration of ``plan``: that of the evaluation in ``folder`` (it was killed), the draft's, or a new one.
+
+    A new one is fitted on held-out prompts that ``answer`` answers, none of them in ``reported`` (keys). It is kept in
+    ``folder`` and beside the draft.
+    """
+    drafts = speaker.draft.max_drafts
+    for place in (folder, plan.folder):
+        found = find(plan, place, drafts, reported)
+        if found is not None:
+            if is_main():
+                said = f"{found.prompts} prompts of {found.data}, {found.rounds:,} rounds"
+                console.say(f"calibration is already there: {place / CALIBRATION} ({said})")
+            keep(found, folder, plan)
+            return found
+    prompts = heldout.heldout_prompts(config.data, config.evaluate.calibration_prompts, reported)
+    # Every draft of every block is verified; nothing is timed, so prompts go together where the target can.
+    whole = replace(speaker, threshold=0.0, baseline=False)
+    if supports(speaker.target):
+        whole = replace(whole, batch=max(TOGETHER, speaker.batch))
+    answer(HELDOUT_ROUNDS, whole, {heldout.NAME: prompts})
+    made = fitted(plan, read_rounds(folder, HELDOUT_ROUNDS), drafts)
+    keep(made, folder, plan)
+    return made
+
+
+def find(plan: Plan, folder: Path, drafts: int, reported: Collection[str]) -> Calibration | None:
+    """The calibration of ``plan`` that ``folder`` holds, if it was made with these settings on unreported prompts.
+
+    ``drafts`` is G. Raises ``CalibrationFileError`` for one that is another draft's, or damaged.
+    """
+    if not (folder / CALIBRATION).is_file():
+        return None
+    found = read_calibration(folder, plan.draft, drafts)
+    fits = found.made_with == plan.made_with and not set(found.keys) & set(reported)
+    return found if fits else None
+
+
+def fitted(plan: Plan, rounds: pa.Table, drafts: int) -> Calibration:
+    """Temperatures from the ``rounds`` of held-out prompts; raises ``CalibrationError`` where there are none."""
+    seen = observe(rounds, drafts)
+    temperatures = [float(t) for t in fit(seen.confidences, seen.accepted, seen.proposed)]
+    return Calibration(
+        draft=plan.draft, target=plan.target, sampler=plan.sampler, dtype=plan.dtype, thinking=plan.thinking,
+        data=plan.data, made_with=plan.made_with, keys=sorted(set(rounds["key"].to_pylist())),
+        rounds=len(seen.drafted), temperatures=temperatures, **compare(seen, temperatures),
+    )  # fmt: skip
+
+
+def keep(calibration: Calibration, folder: Path, plan: Plan) -> None:
+    """Write ``calibration`` into the evaluation's ``folder``, and the draft's where that may and can be written."""
+    write_calibration(folder, calibration)
+    _keep_beside_the_draft(calibration, plan)
+
+
+def restore(plan: Plan, evaluation: Path, drafts: int) -> None:
+    """Put the calibration of a finished ``evaluation`` beside its draft, where there is none any more."""
+    if not (plan.folder / CALIBRATION).is_file():
+        _keep_beside_the_draft(read_calibration(evaluation, plan.draft, drafts), plan)
+
+
+def _keep_beside_the_draft(calibration: Calibration, plan: Plan) -> None:
+    path = plan.folder / CALIBRATION
+    there = path.is_file()
+    if there and read_calibration(plan.folder, plan.draft, len(calibration.temperatures)) == calibration:
+        return
+    if _is_committed(plan.folder):
+        _say(f"{path} is part of an export and stays: the calibration is kept in the evaluation only")
+        return
+    if there:
+        _say(f"{path} was made with other settings: replaced")
+    try:
+        write_calibration(plan.folder, calibration)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        _say(f"{plan.folder} cannot be written: the calibration is kept in the evaluation only")
+
+
+def _is_committed(folder: Path) -> bool:
+    """Whether the manifest of ``folder`` lists its calibration, as an export's does: it is never written again."""
+    return (folder / MANIFEST).is_file() and CALIBRATION in read_manifest(folder).files
+
+
+def _say(text: str) -> None:
+    if is_main():
+        console.say(text)
+
+
+def summary(calibration: Calibration, rounds: pa.Table) -> dict[str, Any]:
+    """``calibration`` in summary.json: temperatures, and their effect on the reported ``rounds``."""
+    return {
+        "prompts": calibration.prompts,
+        "rounds": calibration.rounds,
+        "data": calibration.data,
+        "temperatures": calibration.temperatures,
+    } | compare(observe(rounds, len(calibration.temperatures)), calibration.temperatures)
+
+
+def calibrated(speaker: Speaker, calibration: Calibration) -> Speaker:
+    """``speaker`` with the temperatures of ``calibration``."""
+    return replace(speaker, temperatures=tuple(calibration.temperatures))
+
+
+def _check_share(config: Config, draft: Artifact | Path) -> None:
+    """Prompts that the draft was trained on are not held out, whatever share is asked for now."""
+    trained = draft.manifest.config.get("data", {}) if isinstance(draft, Artifact) else {}
+    share = trained.get("heldout", 1)
+    if trained.get("name") == config.data.name and config.data.heldout > share:
+        raise ConfigError(
+            f"data.heldout={config.data.heldout}: the draft was trained with data.heldout={share} on data="
+            f"{config.data.name}, and saw the prompts beyond that"
+        )

@@ -1,0 +1,149 @@
+"""What an evaluation is asked to do: the draft, the benchmarks and the sampler, checked before any model is loaded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data_specs.calibration import draft_contents
+from data_specs.evaluation import (
+    SCHEMA_VERSION,
+)
+from data_specs.manifest import MANIFEST, file_record, fingerprint, folder_records
+from pipeline.config import Config, ConfigError, section
+from pipeline.decoding import calibrate
+from pipeline.decoding.sampling import Sampler
+from pipeline.drafts.folders.checkpoint import read_config
+from pipeline.prompts.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts
+from pipeline.store.artifacts import Artifact
+from pipeline.target.files import TargetTensors, identity, locate
+
+KIND = "evaluation"
+# Settings that change how the work is done and shown, not what is measured.
+INCIDENTAL = ("chunk_prompts", "bootstrap")
+PROFILED = ("profile_tokens", "profile_contexts", "profile_repeats")
+# Settings that stand in the fingerprint in another form: by contents, as part of the calibration's own, or not at all.
+ELSEWHERE = ("files", "calibrate", "calibration_prompts", *PROFILED)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for, known before any prompt is read or model is loaded."""
+
+    draft: Path
+    name: str
+    parents: dict[str, str]
+    benchmarks: list[Benchmark]
+    sampler: Sampler
+    calibration: calibrate.Plan | None
+    fingerprint: str
+
+
+def make_job(config: Config, draft: Artifact | Path) -> Job:
+    """Check the settings and identify the evaluation by draft, target, benchmarks and settings."""
+    settings = section(config.evaluate)
+    sampler = Sampler(**{name: settings[name] for name in ("temperature", "top_p", "top_k", "min_p")})
+    check_settings(config)
+    benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
+    folder, name, made_of = identify(draft)
+    check_thinking(config, draft)
+    target = identity(locate(config.target))
+    calibration = calibrate.make_plan(config, draft, folder, sampler, target)
+    parts = [
+        SCHEMA_VERSION, made_of, target, config.target.dtype, config.target.thinking,
+        config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
+        [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
+        calibration and calibration.made_with,
+        [settings[name] for name in PROFILED] if config.profile else None,
+    ]  # fmt: skip
+    return Job(folder, name, {"draft": made_of}, benchmarks, sampler, calibration, fingerprint(*parts))
+
+
+def check_fit(folder: Path, tensors: TargetTensors) -> None:
+    """Raise ``ConfigError`` naming the field in which the draft at ``folder`` does not fit the target."""
+    config = read_config(folder)
+    rows, hidden = tensors.embedding.shape
+    for field, expected in (("hidden_size", hidden), ("vocab_size", rows)):
+        got = getattr(config, field)
+        if got != expected:
+            raise ConfigError(
+                f"draft={folder}: {field}: the target {tensors.folder} has {expected}, the draft {got}"
+            )
+    layers = tensors.config.num_hidden_layers
+    if max(config.target_layer_ids, default=0) >= layers:
+        taps = list(config.target_layer_ids)
+        raise ConfigError(
+            f"draft={folder}: target_layer_ids: {taps}, but {tensors.folder} has {layers} layers"
+        )
+
+
+def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
+    """(folder, name, fingerprint) of a draft; a foreign folder's is that of its contents. An export has its name."""
+    if isinstance(draft, Artifact):
+        return draft.path, draft.manifest.name, draft.manifest.fingerprint
+    read_config(draft)
+    folder = draft.resolve()  # of an export: .../NAME/v0
+    own = folder.parent.name if (folder / MANIFEST).is_file() else folder.name
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", own).lstrip("._-") or "draft"
+    return draft, name, draft_contents(draft)
+
+
+def check_settings(config: Config) -> None:
+    """Raise ``ConfigError`` naming the key of ``evaluate`` that cannot be."""
+    settings = config.evaluate
+    if not settings.benchmarks:
+        raise ConfigError("evaluate.benchmarks: expected at least one, got none")
+    if len(set(settings.benchmarks)) != len(settings.benchmarks):
+        raise ConfigError(f"evaluate.benchmarks={settings.benchmarks}: expected each one once")
+    for name, least in (("max_new_tokens", 1), ("chunk_prompts", 1), ("bootstrap", 0)):
+        if getattr(settings, name) < least:
+            raise ConfigError(f"evaluate.{name}={getattr(settings, name)}: expected at least {least}")
+    if settings.prompts is not None and settings.prompts < 1:
+        raise ConfigError(f"evaluate.prompts={settings.prompts}: expected at least 1")
+    if not 0 <= settings.threshold <= 1:
+        raise ConfigError(f"evaluate.threshold={settings.threshold}: expected a number from 0 to 1")
+
+
+def check_thinking(config: Config, draft: Artifact | Path) -> None:
+    """A draft trained in one thinking mode is not measured in the other (pitfall 4)."""
+    trained = draft.manifest.config.get("target", {}) if isinstance(draft, Artifact) else {}
+    thinking = config.target.thinking
+    if trained.get("thinking", thinking) != thinking:
+        raise ConfigError(
+            f"target.thinking={thinking}: the draft was trained with thinking={trained['thinking']}"
+        )
+
+
+def content_of(config: Config, benchmark: Benchmark) -> Any:
+    """Checksum of the local file or folder that the prompts come from; None for the Hub."""
+    given = config.evaluate.files.get(benchmark.name)
+    path = Path(given).expanduser() if given else FOLDER / benchmark.path
+    if path.is_file():
+        return file_record(path).sha256
+    return {name: record.sha256 for name, record in folder_records(path).items()} if path.is_dir() else None
+
+
+def selected_prompts(config: Config, benchmarks: list[Benchmark]) -> dict[str, list[Prompt]]:
+    """Benchmark -> its prompts; see ``load_prompts`` for the errors."""
+    files, limit = config.evaluate.files, config.evaluate.prompts
+    return {b.name: load_prompts(b, files.get(b.name), limit) for b in benchmarks}
+
+
+def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt]]:
+    """Units of work ``<benchmark>-<number>``: at most ``size`` prompts of one benchmark each."""
+    return {
+        f"{name}-{start // size:05d}": listed[start : start + size]
+        for name, listed in prompts.items()
+        for start in range(0, len(listed), size)
+    }
+
+
+def counts_of(result: dict[str, Any]) -> dict[str, Any]:
+    """What the manifest says: totals over benchmarks, and the macro-averaged figures."""
+    benchmarks = result["benchmarks"].values()
+    names = ("prompts", "answers", "rounds", "tokens", "too_long")
+    counts: dict[str, Any] = {name: sum(b["counts"].get(name, 0) for b in benchmarks) for name in names}
+    macro = result["macro"] or {}
+    return counts | {name: macro[name]["value"] for name in ("accepted_length", "speedup") if name in macro}

@@ -1,0 +1,1 @@
+"""Drafts on disk: the native layout, the layouts of other projects, and the golden parity with them."""

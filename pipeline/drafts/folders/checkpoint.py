@@ -1,0 +1,218 @@
+"""Draft folders: ``config.json`` and ``model.safetensors``; written in the native layout (no ``model.`` prefix), read
+in any that foreign.py knows.
+
+Reading is strict: a missing, unexpected, wrong-shaped or all-zero tensor is an error that names it, because such a
+draft loads, serves, and accepts nothing (pitfall 43). Embedding and head may be absent: they are the target's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from data_specs.draft import BLOCK_FIELDS, CONFIG, DEFAULTS, REQUIRED, WEIGHTS
+from data_specs.errors import UserError
+from pipeline.drafts.backbone import Backbone
+from pipeline.drafts.base import FROZEN, Draft
+from pipeline.drafts.eagle3 import Eagle3
+from pipeline.drafts.folders import foreign
+from pipeline.drafts.heads import HEADS
+from pipeline.drafts.model import Model, target_ids
+from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, FILL_IN, MODEL_TYPES, head_tensors
+
+if TYPE_CHECKING:
+    from pipeline.target.files import TargetTensors
+
+
+class CheckpointError(UserError):
+    """A folder that is no draft, or one that would not draft what it was trained to."""
+
+
+def save(draft: Draft, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write ``draft`` into ``folder``. Trainable tensors are cast to ``dtype``; frozen ones keep their bits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for name, value in draft.state_dict().items():
+        keep = name in FROZEN or dtype is None or not value.is_floating_point()
+        tensors[name] = value.detach().cpu().contiguous().to(value.dtype if keep else dtype)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config = draft.config.to_dict()
+    anchor_first = bool(config.get("sample_from_anchor", True))
+    config |= {"sample_from_anchor": anchor_first, "dspark_bonus_anchor": not anchor_first}
+    (folder / CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+
+
+def read_config(folder: Path) -> Any:
+    """The draft's config under native names, with the defaults of the native layout; errors name the field."""
+    path = folder / CONFIG
+    given = foreign.native_fields(path, _json(path))
+    values: dict[str, Any] = DEFAULTS | given
+    for name in REQUIRED:
+        if values.get(name) is None:
+            raise CheckpointError(f"{path}: field {name} is missing")
+    name = next(iter(values["architectures"]), "nothing")
+    if name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{path}: field architectures: expected one of {sorted(ARCHITECTURES)}, got {name}"
+        )
+    if values["model_type"] not in MODEL_TYPES:
+        raise CheckpointError(
+            f"{path}: field model_type: expected one of {sorted(MODEL_TYPES)}, got {values['model_type']}"
+        )
+    values["sample_from_anchor"] = _anchor_first(path, given, default=name != FILL_IN)
+    if name == FILL_IN and values["sample_from_anchor"]:
+        raise CheckpointError(
+            f"{path}: field sample_from_anchor: expected false, got true: engines refuse such a {FILL_IN} or run it as "
+            "1+N; nearest: if it was trained to sample from the anchor, the same folder with architectures "
+            f'["{FAMILIES[MODEL_TYPES[values["model_type"]]].NAME}DSparkModel"], a DSpark without heads'
+        )
+    if values["model_type"] == "gemma4_text" and not values.get("layer_types"):
+        raise CheckpointError(f"{path}: field layer_types is missing")
+    _check_taps(path, values, needed=issubclass(ARCHITECTURES[name], Backbone | Eagle3))
+    if issubclass(ARCHITECTURES[name], Backbone):
+        _check_block(path, values)
+    elif values.setdefault("block_size", values.get("ttt_length")) is None:
+        raise CheckpointError(f"{path}: field block_size is missing")
+    return FAMILIES[MODEL_TYPES[values["model_type"]]].make_config(values)
+
+
+def _anchor_first(path: Path, given: dict[str, Any], default: bool) -> bool:
+    """The convention that a config states under either of its names; ``CheckpointError`` where they contradict."""
+    told = [bool(given["sample_from_anchor"])] if given.get("sample_from_anchor") is not None else []
+    told += [not given["dspark_bonus_anchor"]] if given.get("dspark_bonus_anchor") is not None else []
+    if len(set(told)) > 1:
+        raise CheckpointError(
+            f"{path}: fields sample_from_anchor and dspark_bonus_anchor contradict each other"
+        )
+    return told[0] if told else default
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent}: expected a draft folder with {CONFIG}, found none")
+    try:
+        return dict(json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected a JSON object: {error}") from None
+
+
+def _check_taps(path: Path, values: dict[str, Any], needed: bool) -> None:
+    """The taps are different layers."""
+    taps = values["target_layer_ids"]
+    if needed and not taps:
+        raise CheckpointError(f"{path}: field target_layer_ids: expected at least one layer, got {taps}")
+    if len(set(taps)) < len(taps) or not all(isinstance(tap, int) and tap >= -1 for tap in taps):
+        raise CheckpointError(
+            f"{path}: field target_layer_ids: expected different layers from -1 on, got {taps}"
+        )
+
+
+def _check_block(path: Path, values: dict[str, Any]) -> None:
+    """Fields that a block drafter cannot do without."""
+    for name in BLOCK_FIELDS:
+        if values.get(name) is None:
+            raise CheckpointError(f"{path}: field {name} is missing")
+    if values["markov_rank"] and values["markov_head_type"] not in HEADS:
+        raise CheckpointError(
+            f"{path}: field markov_head_type: expected one of {sorted(HEADS)}, got {values['markov_head_type']}"
+        )
+    rows = values["vocab_size"]
+    if not 0 <= values["mask_token_id"] < rows:
+        raise CheckpointError(
+            f"{path}: field mask_token_id: expected a row below {rows}, got {values['mask_token_id']}"
+        )
+    if values["block_size"] < (1 if values["sample_from_anchor"] else 2):
+        raise CheckpointError(f"{path}: field block_size: {values['block_size']} slots draft nothing")
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a draft folder, native names; ``CheckpointError`` where there is no whole safetensors file."""
+    path = folder / WEIGHTS
+    try:
+        tensors = load_file(path)
+    except (FileNotFoundError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: expected a safetensors file: {error}") from None
+    return foreign.native_tensors(path, _json(folder / CONFIG), tensors)
+
+
+def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Config and tensors of a draft, checked as strictly as ``load`` does, without its target.
+
+    Embedding and head may be absent (a reduced head may not: the target's has other rows).
+    """
+    config, tensors = read_config(folder), read_tensors(folder)
+    layers = getattr(config, "num_target_layers", None)
+    if layers is not None and max(config.target_layer_ids, default=-1) >= layers:
+        raise CheckpointError(
+            f"{folder / CONFIG}: field target_layer_ids: expected layers below {layers}, got {config.target_layer_ids}"
+        )
+    with torch.device("meta"):
+        draft = make(config)
+    expected = {name: tuple(value.shape) for name, value in draft.state_dict().items()}
+    absent = set(FROZEN[:1] if draft.d2t is not None else FROZEN) - tensors.keys()
+    draft_ids(folder / WEIGHTS, tensors, config.vocab_size)
+    check(folder / WEIGHTS, tensors, {name: shape for name, shape in expected.items() if name not in absent})
+    return config, tensors
+
+
+def make(config: Any) -> Model:
+    """A draft of the algorithm and the family that ``config`` names; its weights are arbitrary."""
+    return ARCHITECTURES[config.architectures[0]](config, FAMILIES[MODEL_TYPES[config.model_type]])
+
+
+def load(folder: Path, tensors: TargetTensors | None = None) -> Model:
+    """Read a draft; embedding and head come from ``tensors`` (the target's) where the folder has none."""
+    config = read_config(folder)
+    path, weights = folder / WEIGHTS, read_tensors(folder)
+    draft = make(config)
+    if tensors is not None:
+        ids = draft_ids(path, weights, len(tensors.embedding))
+        weights = {
+            "embed_tokens.weight": tensors.embedding,
+            **head_tensors(draft, tensors.head, ids),
+            **weights,
+        }
+    check(path, weights, {name: tuple(value.shape) for name, value in draft.state_dict().items()})
+    draft.load_state_dict(weights, assign=True)
+    draft.freeze()
+    return draft.eval()
+
+
+def draft_ids(path: Path, weights: dict[str, Tensor], rows: int) -> Tensor | None:
+    """Target ids int64 [D] that ``d2t`` stands for, None without one.
+
+    Raises ``CheckpointError`` for ids that are not among the target's ``rows`` tokens, or that ``t2d`` contradicts.
+    """
+    if "d2t" not in weights:
+        return None
+    ids = target_ids(weights["d2t"])
+    if not ((ids >= 0) & (ids < rows)).all() or len(ids.unique()) < len(ids):
+        raise CheckpointError(
+            f"{path}: tensor d2t: expected different tokens below {rows} (id - draft id each)"
+        )
+    known = weights.get("t2d")
+    if known is not None and (len(known) != rows or int(known.sum()) != len(ids) or not known[ids].all()):
+        raise CheckpointError(f"{path}: tensor t2d: does not name the {len(ids)} tokens of d2t")
+    return ids
+
+
+def check(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+    """Names and shapes of ``weights`` against ``expected``; ``CheckpointError`` names the first difference."""
+    for name in sorted(expected.keys() - weights.keys()):
+        raise CheckpointError(f"{path}: tensor {name} {expected[name]} is missing")
+    for name in sorted(weights.keys() - expected.keys()):
+        raise CheckpointError(f"{path}: tensor {name} is not part of this draft")
+    for name, value in weights.items():
+        if tuple(value.shape) != expected[name]:
+            raise CheckpointError(
+                f"{path}: tensor {name}: expected shape {expected[name]}, got {tuple(value.shape)}"
+            )
+        # Tokens 0 .. D-1 as the draft vocabulary have offsets of 0.
+        if not name.endswith("bias") and name != "d2t" and not value.any():
+            raise CheckpointError(f"{path}: tensor {name} is all zero")

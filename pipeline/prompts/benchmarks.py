@@ -1,0 +1,204 @@
+"""Benchmarks by data_specs/benchmarks/*.yaml: rows of the Hub or of a local file, worded into user turns."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import data_specs
+from pipeline.config import ConfigError, SourceConfig
+from pipeline.prompts.rows import Rejection, load_rows, messages_of, prompt_key, split_of
+
+FOLDER = Path(data_specs.__file__).parent / "benchmarks"
+READY = ("turns", "messages")  # fields of a row that is worded already
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a row becomes user turns: templates, or a field that holds the list of turns.
+
+    ``when`` names a field; the wording is taken for rows where it is not empty.
+    """
+
+    turns: list[str] = field(default_factory=list)
+    turns_field: str | None = None
+    when: str | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a source that the stable hash puts into ``split`` (pipeline.prompts.rows.split_of)."""
+
+    split: str
+    heldout: float
+    benchmark: float
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One file of data_specs/benchmarks. ``path`` is a Hub id, or a local file relative to that folder."""
+
+    name: str
+    path: str
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    files: list[str] = field(
+        default_factory=list
+    )  # JSONL files of the Hub repository, where it has no loader
+    fields: list[str] = field(default_factory=list)  # of a row, used by the wording
+    wording: list[Wording] = field(default_factory=list)  # the first that fits; none: rows are worded already
+    where: dict[str, str] = field(default_factory=dict)  # only rows with these values
+    share: Share | None = None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a benchmark: system and user messages; each user message is answered in turn."""
+
+    benchmark: str
+    index: int  # in the benchmark, after selection
+    key: str
+    messages: list[dict[str, str]]
+
+
+def load_benchmark(name: str, folder: Path = FOLDER) -> Benchmark:
+    """Read and check ``<name>.yaml``; ``ConfigError`` names the key, or what benchmarks there are."""
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
+        raise ConfigError(f"evaluate.benchmarks: no benchmark {name!r}; there is: {there}")
+    values = yaml.safe_load(path.read_text())
+    wording = [_made(Wording, item, path, "wording.") for item in values.pop("wording", [])]
+    share = _made(Share, values.pop("share"), path, "share.") if "share" in values else None
+    benchmark = _made(Benchmark, values | {"wording": wording, "share": share}, path, "")
+    _check(benchmark, path)
+    return benchmark
+
+
+def load_prompts(
+    benchmark: Benchmark, file: str | None = None, limit: int | None = None, folder: Path = FOLDER
+) -> list[Prompt]:
+    """The prompts of ``benchmark``, or of the local ``file`` instead of its Hub id; at most ``limit``.
+
+    With a limit those with the smallest keys are taken: a choice as good as random, the same everywhere, and
+    larger limits keep the smaller ones' prompts. Raises ``ConfigError`` when nothing is left.
+    """
+    messages = [_messages(benchmark, row, where) for where, row in _rows(benchmark, file, folder)]
+    keyed = [(prompt_key(m), m) for m in messages]
+    if benchmark.share is not None and file is None:
+        share = benchmark.share
+        keyed = [(k, m) for k, m in keyed if split_of(k, share.heldout, share.benchmark) == share.split]
+    if limit is not None:
+        chosen = sorted(range(len(keyed)), key=lambda i: (keyed[i][0], i))[:limit]
+        keyed = [keyed[i] for i in sorted(chosen)]
+    if not keyed:
+        raise ConfigError(f"benchmark {benchmark.name}: {file or benchmark.path} holds no prompt of it")
+    return [Prompt(benchmark.name, i, key, messages) for i, (key, messages) in enumerate(keyed)]
+
+
+def _rows(benchmark: Benchmark, file: str | None, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where it stands, row) of every row that ``where`` lets through."""
+    source = file or benchmark.path
+    for number, row in enumerate(_read(benchmark, file, folder)):
+        if file is not None or all(row.get(key) == value for key, value in benchmark.where.items()):
+            yield f"{source}, row {number}", row
+
+
+def _read(benchmark: Benchmark, file: str | None, folder: Path) -> Iterable[dict[str, Any]]:
+    if file is not None:
+        if not Path(file).expanduser().exists():
+            raise ConfigError(f"evaluate.files.{benchmark.name}={file}: no such file")
+        return load_rows(SourceConfig(path=str(Path(file).expanduser())))
+    local = (folder / benchmark.path).resolve()
+    if local.exists():
+        return load_rows(SourceConfig(path=str(local)))
+    if benchmark.files:
+        return _hub_files(benchmark)
+    return load_rows(
+        SourceConfig(
+            benchmark.path, subset=benchmark.subset, split=benchmark.split, revision=benchmark.revision
+        )
+    )
+
+
+def _hub_files(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
+    """Rows of named JSONL files of a Hub repository (only the columns that the wording uses)."""
+    import datasets
+
+    base = f"hf://datasets/{benchmark.path}@{benchmark.revision or 'main'}"
+    rows = datasets.load_dataset(
+        "json", data_files=[f"{base}/{name}" for name in benchmark.files], split="train"
+    )
+    return rows.select_columns(benchmark.fields)
+
+
+def _messages(benchmark: Benchmark, row: dict[str, Any], where: str) -> list[dict[str, str]]:
+    """The system and user messages of one row: the target answers by itself.
+
+    Raises ``ConfigError`` naming the row, and why it cannot be used.
+    """
+    messages = messages_of(_worded(benchmark, row, where))
+    if isinstance(messages, Rejection):
+        raise ConfigError(f"benchmark {benchmark.name}: {where}: cannot be used: {messages.reason}")
+    asked = [
+        {"role": m["role"], "content": m["content"]} for m in messages if m["role"] in ("system", "user")
+    ]
+    assert asked, "messages_of lets no conversation without a user message through"
+    return asked
+
+
+def _worded(benchmark: Benchmark, row: dict[str, Any], where: str) -> dict[str, Any]:
+    """``turns`` or ``messages`` as they are; else the benchmark's fields, worded; else ``prompt``."""
+    if any(row.get(name) is not None for name in READY):
+        return {name: row[name] for name in (*READY, "system") if row.get(name) is not None}
+    if benchmark.wording and all(name in row for name in benchmark.fields):
+        wording = next(w for w in benchmark.wording if w.when is None or row[w.when])
+        return {"turns": _turns(wording, row)}
+    if row.get("prompt") is not None:
+        return {"prompt": row["prompt"]}
+    expected = f", or {benchmark.fields}" if benchmark.wording else ""
+    said = f"expected turns, messages or prompt{expected}, got {sorted(row)}"
+    raise ConfigError(f"benchmark {benchmark.name}: {where}: {said}")
+
+
+def _turns(wording: Wording, row: dict[str, Any]) -> list[str]:
+    if wording.turns_field is None:
+        return [template.format_map(row) for template in wording.turns]
+    turns = row[wording.turns_field]
+    return [turns] if isinstance(turns, str) else turns
+
+
+def _made(kind: Any, values: Any, path: Path, prefix: str) -> Any:
+    known = kind.__dataclass_fields__
+    if not isinstance(values, dict) or not set(values) <= set(known):
+        got = sorted(set(values) - set(known)) if isinstance(values, dict) else values
+        raise ConfigError(f"{path}: {prefix or 'keys'}: expected some of {sorted(known)}, got {got}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ConfigError(f"{path}: {prefix}{error}") from None
+
+
+def _check(benchmark: Benchmark, path: Path) -> None:
+    """The wording uses exactly the named fields, and some wording fits every row."""
+    used: set[str] = set()
+    for wording in benchmark.wording:
+        if bool(wording.turns) == bool(wording.turns_field):
+            raise ConfigError(f"{path}: wording: expected either turns or turns_field, got {wording}")
+        parts = (part for template in wording.turns for part in string.Formatter().parse(template))
+        used |= {name for _, name, _, _ in parts if name is not None}
+        used |= {name for name in (wording.turns_field, wording.when) if name is not None}
+    if used != set(benchmark.fields):
+        raise ConfigError(
+            f"{path}: fields: expected those of the wording, {sorted(used)}, got {benchmark.fields}"
+        )
+    if benchmark.wording and benchmark.wording[-1].when is not None:
+        raise ConfigError(
+            f"{path}: wording: expected the last one without `when`, got when: {benchmark.wording[-1].when}"
+        )

@@ -1,0 +1,77 @@
+"""Held-out prompts of the training data, for the calibration: never trained on, never reported."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from data_specs.manifest import file_record
+from pipeline.config import ConfigError, DataConfig, SourceConfig
+from pipeline.prompts.benchmarks import Prompt
+from pipeline.prompts.rows import (
+    Message,
+    Rejection,
+    load_rows,
+    local_files,
+    messages_of,
+    prompt_key,
+    split_of,
+)
+
+NAME = "heldout"
+OFF = "evaluate.calibrate=false goes without a calibration"
+
+
+def check(data: DataConfig) -> None:
+    """Raise ``ConfigError`` where ``data`` can have no held-out prompt."""
+    if data.heldout <= 0:
+        raise ConfigError(f"data.heldout={data.heldout}: the calibration needs held-out prompts; {OFF}")
+    if not data.sources:
+        raise ConfigError(f"data.sources: the calibration needs a source of prompts, got none; {OFF}")
+
+
+def contents(data: DataConfig) -> list[Any]:
+    """What decides which prompts are held out: shares, and sources by the checksums of their files or their Hub id."""
+    return [data.heldout, data.benchmark, [_source_contents(source) for source in data.sources]]
+
+
+def _source_contents(source: SourceConfig) -> Any:
+    files = [file_record(path).sha256 for path in local_files(source)]
+    return [files, source.limit] if files else asdict(source)
+
+
+def heldout_prompts(data: DataConfig, count: int, reported: Collection[str]) -> list[Prompt]:
+    """At most ``count`` held-out prompts: one of each source in turn, in the sources' order.
+
+    Sources are read as far as needed. Prompts whose key is among ``reported`` are left out: a calibration is judged on
+    prompts that it never saw. Raises ``ConfigError`` when none is left.
+    """
+    check(data)
+    sources = [_heldout(source, data) for source in data.sources]
+    found: dict[str, list[Message]] = {}
+    while sources and len(found) < count:
+        for source in list(sources):
+            fresh = (p for p in source if p[0] not in found and p[0] not in reported)
+            key, messages = next(fresh, (None, []))
+            if key is None:
+                sources.remove(source)
+            elif len(found) < count:
+                found[key] = messages
+    if not found:
+        raise ConfigError(
+            f"data.heldout={data.heldout}: no held-out prompt of data={data.name} is left for the calibration that no "
+            f"benchmark reports; {OFF}"
+        )
+    return [Prompt(NAME, i, key, messages) for i, (key, messages) in enumerate(found.items())]
+
+
+def _heldout(source: SourceConfig, data: DataConfig) -> Iterator[tuple[str, list[Message]]]:
+    """(key, system and user messages) of the held-out rows of ``source`` that the target can answer."""
+    for row in load_rows(source):
+        messages = messages_of(row)
+        if isinstance(messages, Rejection) or any(m["role"] == "tool" for m in messages):
+            continue
+        key = prompt_key(messages)
+        if split_of(key, data.heldout, data.benchmark) == "heldout":
+            yield key, [m for m in messages if m["role"] != "assistant"]

@@ -1,0 +1,1 @@
+"""Reports: sections of tables and figures, and the self-contained page that holds them."""

@@ -1,0 +1,139 @@
+"""Sections that put several evaluations side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from data_specs.errors import UserError
+from pipeline.report.evaluation import Evaluation
+from pipeline.report.figures import COST, FIGURES, cells, overview, titles
+from pipeline.report.model import Block, Cell, Drawing, Drawings, Note, Section, Table, plain, words
+from pipeline.report.positions import KINDS, columns, curves, figures
+from pipeline.report.shared import MACRO
+from pipeline.report.svg import swatch
+
+WORDS = (
+    "In brackets: 95 % bootstrap interval over prompts, of each evaluation by itself. Tokens/s compare only where the "
+    "machine is the same."
+)
+Rows = list[tuple[str, str, list[dict[str, Any]]]]  # title, key in the JSON, metrics of every evaluation
+
+
+class ReportError(UserError):
+    """Evaluations that cannot stand side by side; the message names them."""
+
+
+def common_benchmarks(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Benchmarks with figures in all of the evaluations, in the first one's order.
+
+    Raises ``ReportError`` with the benchmarks of each when there is none.
+    """
+    shared = [name for name in evaluations[0].named if all(name in one.named for one in evaluations)]
+    if not shared:
+        each = "; ".join(f"{one.label} has {', '.join(one.named) or 'none'}" for one in evaluations)
+        raise ReportError(f"evaluations: expected at least one benchmark that all of them share; {each}")
+    return shared
+
+
+def side_by_side(evaluations: Sequence[Evaluation]) -> Section:
+    """Accepted length and speedup as drawings, then a row for every benchmark that all share and evaluation."""
+    found = _rows(evaluations)
+    charts = overview([(title, metrics) for title, _, metrics in found], [one.label for one in evaluations])
+    blocks: list[Block] = [Drawings(charts, _legend(evaluations)), _table(evaluations, found), Note(WORDS)]
+    shared = common_benchmarks(evaluations)
+    others = {one.label: [name for name in one.named if name not in shared] for one in evaluations}
+    left = "; ".join(f"{label}: {', '.join(names)}" for label, names in others.items() if names)
+    if left:
+        blocks.append(Note(f"Left out because not all have them, and so is the macro average: {left}."))
+    return Section("benchmarks", "Benchmarks", blocks)
+
+
+def _legend(evaluations: Sequence[Evaluation]) -> list[tuple[Any, str]]:
+    return [(swatch(style), one.label) for style, one in enumerate(evaluations)]
+
+
+def _rows(evaluations: Sequence[Evaluation]) -> Rows:
+    """The shared benchmarks; with several of them, and none besides, their average too."""
+    shared = common_benchmarks(evaluations)
+    rows: Rows = [(name, name, [one.named[name] for one in evaluations]) for name in shared]
+    if len(shared) > 1 and all(len(one.named) == len(shared) for one in evaluations):
+        rows.append((MACRO, "macro", [one.summary["macro"] for one in evaluations]))
+    return rows
+
+
+def _table(evaluations: Sequence[Evaluation], found: Rows) -> Table:
+    rows: list[list[Cell]] = []
+    strong: set[int] = set()
+    for title, key, metrics in found:
+        for one, m in zip(evaluations, metrics, strict=True):
+            if key == "macro":
+                strong.add(len(rows))
+            rows.append(
+                [words(title), words(one.label), _prompts(one, key), *cells(key, m, FIGURES, one.label)]
+            )
+    heads = ("benchmark", "evaluation", "prompts", *titles(FIGURES))
+    return Table("Figures by benchmark and evaluation", heads, rows, frozenset(strong), names=2)
+
+
+def _prompts(one: Evaluation, key: str) -> Cell:
+    counts = {name: found["counts"]["prompts"] for name, found in one.summary["benchmarks"].items()}
+    if key == "macro":
+        return words(f"{sum(counts.values()):,}")
+    return plain(f"benchmarks/{key}/counts/prompts", counts[key], evaluation=one.label)
+
+
+def positions(evaluations: Sequence[Evaluation]) -> Section:
+    """The curves of all evaluations over each other: of the average first, then benchmark by benchmark."""
+    longest = max(one.positions for one in evaluations)
+    charts, tables = [], []
+    found = _rows(evaluations)
+    for title, path, metrics in sorted(found, key=lambda row: row[1] != "macro"):
+        lines = [(one.label, m) for one, m in zip(evaluations, metrics, strict=True)]
+        for key, kind, formula in KINDS:
+            name = f"{kind}, {title}"
+            rows = [[words(label), *figures(path, key, m, longest, label)] for label, m in lines]
+            charts.append(Drawing(name, curves(name, key, formula, lines, longest)))
+            tables.append(Table(name, columns("evaluation", longest), rows, folded=True))
+    return Section(
+        "positions", "Acceptance by position", [Drawings(charts, _legend(evaluations), "pairs"), *tables]
+    )
+
+
+def costs(evaluations: Sequence[Evaluation]) -> Section:
+    """Milliseconds and shares of a round."""
+    rows = [
+        [words(title), words(one.label), *cells(key, m, COST, one.label)]
+        for title, key, metrics in _rows(evaluations)
+        for one, m in zip(evaluations, metrics, strict=True)
+    ]
+    table = Table("Cost of a round", ("benchmark", "evaluation", *titles(COST)), rows, names=2)
+    return Section("cost", "Cost of a round", [table])
+
+
+def calibrations(evaluations: Sequence[Evaluation]) -> Section:
+    """Calibration error by position, before and after, of those evaluations that have it."""
+    longest = max(one.positions for one in evaluations)
+    rows = []
+    for one in evaluations:
+        if found := one.summary.get("calibration"):
+            for when in ("before", "after"):
+                rows.append([words(one.label), words(when), *_errors(one, found[when], when, longest)])
+    title = "Calibration of the confidences"
+    if not rows:
+        return Section(
+            "calibration",
+            title,
+            [Note("None of them is calibrated: evaluate.calibrate=true does it.", absent=True)],
+        )
+    heads = columns("evaluation", longest)
+    table = Table("Expected calibration error by position", [heads[0], "scaling", *heads[1:]], rows, names=2)
+    return Section("calibration", title, [table])
+
+
+def _errors(one: Evaluation, found: list[dict[str, Any]], when: str, longest: int) -> list[Cell]:
+    cells = [words(None)] * longest
+    for k, quality in enumerate(found):
+        if quality["rounds"]:
+            cells[k] = plain(f"calibration/{when}/{k}/ece", quality["ece"], "{:.1%}", one.label)
+    return cells

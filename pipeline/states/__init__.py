@@ -1,0 +1,1 @@
+"""The target cache on disk: written in segments, read at random."""

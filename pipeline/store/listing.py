@@ -1,0 +1,52 @@
+"""``stage=list``: the artifacts as a table, and their lineage as a tree."""
+
+from __future__ import annotations
+
+from rich.tree import Tree
+
+from pipeline import console
+from pipeline.store.artifacts import Artifact, Store
+
+# What a person wants to know of each kind, out of the manifest's counts.
+SHOWN = (
+    "variants", "evaluations", "points", "prompts", "samples", "tokens", "supervised_tokens", "steps",
+    "accepted_length",
+)  # fmt: skip
+# Kinds so that each comes after those that it may be made from.
+ORDER = ("answers", "cache", "draft", "evaluation", "study", "comparison", "export", "report")
+
+
+def show(store: Store) -> None:
+    """Print every committed artifact below the store's root."""
+    artifacts = store.list()
+    if not artifacts:
+        console.say(
+            f"No artifacts under {store.root} yet. Make some: python -m pipeline stage=all experiment=quickstart"
+        )
+        return
+    rows = [(a.manifest.kind, a.reference, summary(a), a.manifest.created, str(a.path)) for a in artifacts]
+    console.table(f"Artifacts under {store.root}", ("kind", "reference", "holds", "made", "path"), rows)
+    console.console.print(lineage(artifacts))
+
+
+def summary(artifact: Artifact) -> str:
+    """One phrase of the counts, for example ``357 samples, 61,204 tokens``."""
+    counts = artifact.manifest.counts
+    parts = [f"{_number(counts[name])} {name.replace('_', ' ')}" for name in SHOWN if name in counts]
+    return ", ".join(parts) or "-"
+
+
+def lineage(artifacts: list[Artifact]) -> Tree:
+    """A tree in which every artifact stands below the one it was made from (a comparison: one of them)."""
+    tree = Tree("lineage")
+    nodes: dict[str, Tree] = {}
+    for artifact in sorted(artifacts, key=lambda a: ORDER.index(a.manifest.kind)):
+        parent = next((nodes[p] for p in artifact.manifest.parents.values() if p in nodes), tree)
+        nodes[artifact.manifest.fingerprint] = parent.add(f"{artifact.manifest.kind} {artifact.reference}")
+    return tree
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,173 @@
+"""Weights & Biases: the only module that imports it.
+
+The run's local JSON lines are the record, whatever happens here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from data_specs.manifest import MANIFEST, Manifest
+from pipeline import console
+from pipeline.config import TrackingConfig
+from pipeline.store.artifacts import Artifact
+
+STATE = "tracking.json"  # the last step sent, beside the run's other working files
+SECRET = re.compile(r"(?<![a-z])(api_?key|secret|password|passwd|access_?token|auth_?token)$", re.IGNORECASE)
+CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@ of a URL
+HIDDEN = "***"
+
+
+class Tracker:
+    """One run at W&B, or nothing with mode ``none`` (which imports nothing) or outside the main process.
+
+    W&B's own files go into ``folder/wandb`` (`wandb sync` sends offline runs later), ``state`` is the run's
+    working folder. ``run_id`` stays the same when the run is resumed. Each step is sent once: a resumed run
+    that repeats steps since its checkpoint does not send them again, because W&B drops steps that go
+    backwards (pitfall 37). A failure of W&B after the start is said once and ends the tracking, not the run.
+    """
+
+    def __init__(
+        self,
+        config: TrackingConfig,
+        folder: Path,
+        state: Path,
+        run_id: str,
+        name: str,
+        settings: Mapping[str, Any],
+        enabled: bool = True,
+    ) -> None:
+        self._run: Any = None
+        self._state = state / STATE
+        self._sent = _read_sent(self._state)
+        if enabled and config.mode != "none":
+            self._run = _init(config, folder, run_id, name, scrub(settings))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of ``step``, which is left out if that step or a later one was sent before."""
+        if self._run is None or step <= self._sent:
+            return
+        if not self._send(lambda run: run.log({**metrics, "step": step})):
+            return
+        self._sent = step
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._state.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"step": step}))
+        temporary.replace(self._state)
+
+    def artifact(self, artifact: Artifact, parents: Mapping[str, Artifact]) -> None:
+        """Record an artifact by reference (its manifest, no contents), and what it was made from.
+
+        Online, parents become inputs of the run; W&B has no such call offline, where the manifest's own
+        ``parents`` carry the lineage.
+        """
+
+        def record(run: Any) -> None:
+            if not run.offline:
+                for parent in parents.values():
+                    run.use_artifact(_reference(parent))
+            run.log_artifact(_reference(artifact), aliases=["latest", artifact.manifest.version])
+
+        self._send(record)
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Close the run; further calls do nothing."""
+        self._send(lambda run: run.finish(exit_code=exit_code))
+        self._run = None
+
+    def _send(self, action: Callable[[Any], Any]) -> bool:
+        """Do ``action`` with the run if there is one; False when there is none (any more)."""
+        if self._run is None:
+            return False
+        import wandb
+        from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError  # its service is gone
+
+        try:
+            action(self._run)
+        except (wandb.Error, HandleAbandonedError, MailboxClosedError, OSError) as error:
+            self._run = None
+            reason = escape(str(error)) or type(error).__name__
+            console.say(f"W&B failed, the run goes on without it (its JSON lines are complete): {reason}")
+            return False
+        return True
+
+
+def track_figures(
+    config: TrackingConfig,
+    folder: Path,
+    artifact: Artifact,
+    figures: Mapping[str, float],
+    used: Mapping[str, Artifact],
+) -> None:
+    """Send the figures of a finished ``artifact`` once, and what it was made from (role -> artifact)."""
+    manifest = artifact.manifest
+    with tempfile.TemporaryDirectory() as state:  # There is a single step, so nothing can be resumed.
+        run_id = manifest.fingerprint[:16]
+        tracker = Tracker(config, folder, Path(state), run_id, artifact.reference, manifest.config)
+        tracker.log(0, figures)
+        tracker.artifact(artifact, used)
+        tracker.finish()
+
+
+def scrub(value: Any, key: str = "") -> Any:
+    """``value`` without secrets: texts under a key such as ``api_key``, and user:password@ in URLs."""
+    if isinstance(value, Mapping):
+        return {str(name): scrub(item, str(name)) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [scrub(item, key) for item in value]
+    if isinstance(value, str):
+        return HIDDEN if SECRET.search(key) else CREDENTIALS.sub(f"{HIDDEN}@", value)
+    return value
+
+
+def _init(config: TrackingConfig, folder: Path, run_id: str, name: str, settings: Any) -> Any:
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    run = wandb.init(
+        project=config.project,
+        entity=config.entity,
+        mode=config.mode,  # type: ignore[arg-type]
+        dir=folder,
+        id=run_id,
+        name=name,
+        config=settings,
+        # Offline runs cannot be asked whether they exist; `wandb sync` joins them by their id.
+        resume="allow" if config.mode == "online" else None,
+        # The metadata would hold the command line, and with it credentials that an override may contain.
+        settings=wandb.Settings(console="off", x_disable_meta=True, save_code=False, disable_git=True),
+    )
+    run.define_metric("*", step_metric="step")
+    return run
+
+
+def _reference(artifact: Artifact) -> Any:
+    import wandb
+
+    manifest: Manifest = artifact.manifest
+    reference = wandb.Artifact(
+        re.sub(r"[^\w.-]", "-", manifest.name),
+        type=manifest.kind,
+        metadata={
+            "version": manifest.version,
+            "fingerprint": manifest.fingerprint,
+            "parents": manifest.parents,
+            "counts": scrub(manifest.counts),
+            "path": str(artifact.path.absolute()),
+        },
+    )
+    reference.add_reference(f"file://{(artifact.path / MANIFEST).absolute()}", name=MANIFEST)
+    return reference
+
+
+def _read_sent(path: Path) -> int:
+    """The last step that an earlier part of the run sent, -1 for none."""
+    return int(json.loads(path.read_text())["step"]) if path.is_file() else -1

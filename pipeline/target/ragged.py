@@ -1,0 +1,186 @@
+"""The target over many sequences in one pass: their tokens flattened into one row, no padding to the longest.
+
+What a decoder does with a token by itself (projections, MLP, head) does not ask which sequence it is of, so the cost of
+a pass follows the number of its tokens. Attention does: each sequence has a slot of a preallocated KV cache and sees
+that alone. It comes in as an attention function of transformers' own interface, so any model that goes by that
+interface runs unchanged.
+
+Shapes: R sequences, T tokens of a pass, L positions of a slot, kv key-value heads, g queries a key-value head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from pipeline.config import ConfigError
+from pipeline.target.model import States, Target
+
+NAME = "draftline_ragged"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens ``first`` .. ``last`` - 1 of a pass: positions ``start`` ... of the sequence in ``slot``."""
+
+    slot: int
+    first: int
+    last: int
+    start: int
+
+    def span(self, window: int | None) -> tuple[int, int]:
+        """Positions of the slot that the part's queries see between them: from, to."""
+        low = 0 if window is None else max(0, self.start - window + 1)
+        return low, self.start + self.last - self.first
+
+    def mask(self, window: int | None, groups: int, like: Tensor) -> Tensor | None:
+        """What is added to scores [g*n, L] over ``span``: 0 or -inf; None where a single query sees all of it."""
+        low, stop = self.span(window)
+        if self.last - self.first == 1:
+            return None
+        keys = torch.arange(low, stop, device=like.device)
+        queries = torch.arange(self.start, stop, device=like.device)[:, None]
+        seen = keys <= queries
+        if window is not None:
+            seen &= keys > queries - window
+        # In the type of the scores at once: the layers need not convert it.
+        return like.new_zeros(seen.shape).masked_fill(~seen, -torch.inf).repeat(groups, 1)
+
+
+@dataclass
+class Pass:
+    """One run of the target: its parts, the cache they use, and their masks, which all layers share."""
+
+    cache: SlotCache
+    parts: list[Part]
+    masks: dict[tuple[int | None, int], list[Tensor | None]] = field(default_factory=dict)
+
+    def masks_of(self, window: int | None, groups: int, like: Tensor) -> list[Tensor | None]:
+        """A mask a part, of the type and place of ``like``."""
+        key = window, groups
+        if key not in self.masks:
+            self.masks[key] = [part.mask(window, groups, like) for part in self.parts]
+        return self.masks[key]
+
+
+def supports(target: Target) -> bool:
+    """Whether several sequences can run at once: not where a model keeps more than keys and values, or caps scores."""
+    return not target.rewinds and not getattr(target.config, "attn_logit_softcapping", None)
+
+
+class SlotCache:
+    """Keys and values [slots, kv, capacity, d] of every layer, allocated when the layer first writes."""
+
+    def __init__(self, slots: int, capacity: int) -> None:
+        self.slots, self.capacity = slots, capacity
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def write(self, layer: int, key: Tensor, value: Tensor, parts: list[Part]) -> tuple[Tensor, Tensor]:
+        """Put the keys and values [kv, T, d] of a pass into their slots; returns the layer's."""
+        if layer not in self.layers:
+            self.layers[layer] = self._empty(key), self._empty(value)
+        keys, values = self.layers[layer]
+        for part in parts:
+            low, stop = part.start, part.start + part.last - part.first
+            keys[part.slot, :, low:stop] = key[:, part.first : part.last]
+            values[part.slot, :, low:stop] = value[:, part.first : part.last]
+        return keys, values
+
+    def _empty(self, like: Tensor) -> Tensor:
+        return like.new_zeros(self.slots, like.shape[0], self.capacity, like.shape[-1])
+
+
+class RaggedTarget:
+    """A target whose sequences live in slots. ``lengths`` [R] are the positions that each slot holds."""
+
+    def __init__(self, target: Target, slots: int, capacity: int) -> None:
+        """``ConfigError`` for a model that keeps more than keys and values, or caps its attention's logits."""
+        model = type(target.model).__name__
+        if not supports(target):
+            raise ConfigError(
+                f"{model} cannot run several prompts at once: use evaluate.batch=1, without profile=true or stage=study"
+            )
+        self.target, self.capacity = target, capacity
+        self.cache = SlotCache(slots, capacity)
+        self.lengths = [0] * slots
+
+    @contextmanager
+    def attention(self) -> Iterator[None]:
+        """Within it the target's attention is the one of this module."""
+        model = self.target.model
+        before = model.config._attn_implementation
+        AttentionInterface.register(NAME, attend)
+        model.set_attn_implementation(NAME)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(before)
+
+    def run(self, slots: Sequence[int], counts: Sequence[int], ids: Tensor) -> States:
+        """States [T, m*H], [T, H] of ``ids`` int64 [T]: ``counts`` tokens of each of ``slots``, one after the other.
+
+        They follow what the slots hold, and are held from then on. Within ``attention()`` only.
+        """
+        parts, first = [], 0
+        for slot, count in zip(slots, counts, strict=True):
+            parts.append(Part(slot, first, first + count, self.lengths[slot]))
+            first += count
+        for part in parts:
+            self.lengths[part.slot] += part.last - part.first
+            assert self.lengths[part.slot] <= self.capacity, "requests are admitted by what a slot holds"
+        positions = torch.cat([torch.arange(p.start, p.start + p.last - p.first) for p in parts])
+        states = self.target.run(
+            ids[None], position_ids=positions[None].to(ids.device), ragged=Pass(self.cache, parts)
+        )
+        return States(states.hidden[0], states.last_hidden[0])
+
+    def keep(self, slot: int, length: int) -> None:
+        """Hold the first ``length`` positions of ``slot`` only; 0 frees it."""
+        assert length <= self.lengths[slot]
+        self.lengths[slot] = length
+
+
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float,
+    sliding_window: int | None = None, s_aux: Tensor | None = None, *, ragged: Pass, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """transformers' attention function: query [1, g*kv, T, d], key and value [1, kv, T, d] -> [1, T, g*kv, d].
+
+    ``s_aux`` [g*kv]: logits of gpt-oss' sinks, a share of the attention that goes to nothing.
+    """
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    keys, values = ragged.cache.write(layer, key[0], value[0], ragged.parts)
+    groups = query.shape[1] // key.shape[1]
+    masks = ragged.masks_of(sliding_window, groups, query)
+    folded = query[0].unflatten(0, (-1, groups))  # [kv, g, T, d]
+    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+    for part, mask in zip(ragged.parts, masks, strict=True):
+        low, stop = part.span(sliding_window)
+        own = folded[:, :, part.first : part.last].flatten(1, 2)  # [kv, g*n, d]: no copy of keys a query head
+        k, v = keys[part.slot, :, low:stop], values[part.slot, :, low:stop]
+        made = _attend(own, k, v, mask, scaling, s_aux)
+        out[part.first : part.last] = made.unflatten(1, (groups, -1)).flatten(0, 1).transpose(0, 1)
+    return out[None], None
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None
+) -> Tensor:
+    """[kv, g*n, d] for q [kv, g*n, d], k and v [kv, L, d], mask [g*n, L] (0 or -inf)."""
+    if sinks is None:
+        return functional.scaled_dot_product_attention(
+            q[None], k[None], v[None], attn_mask=mask, scale=scale
+        )[0]
+    scores = q @ k.transpose(-1, -2) * scale
+    if mask is not None:
+        scores = scores + mask
+    own = sinks.view(len(q), -1).repeat_interleave(q.shape[1] * len(q) // len(sinks), 1)  # [kv, g*n]
+    both = torch.cat([scores, own[..., None].to(scores.dtype)], -1)
+    return both.softmax(-1)[..., :-1].to(v.dtype) @ v

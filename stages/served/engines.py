@@ -1,0 +1,364 @@
+"""Two engines' servers: how they answer token ids one prompt at a time, and what they count while they do.
+
+Prompts go as ids and answers come as ids: nothing depends on the server's chat template. Every setting of the sampler
+goes under its own name, those that are off as well, because servers take defaults from the target's generation config
+or their own command line.
+
+    vLLM       counters of the whole server in /metrics: their difference around one answer belongs to it, as long as
+               the server answers nobody else. ``generation_tokens`` tells: it must grow by the answer's tokens.
+    llama.cpp  drafted and accepted in the answer's own ``timings``; verification steps and positions in /metrics, where
+               the server was started with --metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+
+from pipeline.config import Config
+from pipeline.decoding.sampling import Sampler
+from pipeline.http_client import (
+    SHOWN,
+    Caller,
+    FailureError,
+    RefusalError,
+    ServerError,
+    are_ids,
+    body_of,
+    pick_model,
+    text_of,
+)
+
+SAMPLE = re.compile(
+    r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?"
+)  # a line of /metrics: name, labels, value
+POSITION = re.compile(r'position="(\d+)"')
+SPECULATIVE = {
+    "spec_decode_num_drafts_total": "drafts",
+    "spec_decode_num_draft_tokens_total": "drafted",
+    "spec_decode_num_accepted_tokens_total": "accepted",
+    "spec_decode_num_accepted_tokens_per_pos_total": "at",
+}
+GENERATED = "generated"
+SETTLE_SECONDS, SETTLE_PAUSE = 5.0, 0.02  # counters may follow an answer by a moment
+Metrics = dict[str, int]  # drafts, drafted, accepted, generated, and at/0, at/1, ... by position
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Of one answer: verification steps with drafts, tokens drafted and accepted in them, steps by position.
+
+    None where the engine does not tell. ``accepted_at[k-1]``: steps that accepted at least k drafts.
+    """
+
+    drafts: int | None
+    drafted: int
+    accepted: int
+    accepted_at: list[int] | None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer's ids, ``stop`` or ``length``, seconds by the client's clock, and counters (None: a plain server)."""
+
+    ids: list[int]
+    finish: str
+    seconds: float
+    counters: Counters | None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a server says it is. ``model``: without a path of its machine; ``hidden``: the model's size H."""
+
+    model: str
+    version: str | None
+    context: int | None  # positions of one request
+    hidden: int | None = None
+
+
+class Server:
+    """One server that answers for ``url``; ``drafts``: it is expected to have a draft, and not to have one else."""
+
+    ENGINE, PREFIX, TOKENS, PATH = "", "", "", ""
+
+    def __init__(
+        self, url: str, caller: Caller, sampler: Sampler, eos: tuple[int, ...], drafts: bool
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.caller, self.sampler, self.eos, self.drafts = caller, sampler, eos, drafts
+        self.model = ""
+
+    async def identify(self, client: httpx.AsyncClient) -> Identity:
+        """Who the server is, and whether it has the draft that is expected; raises ``ServerError`` otherwise."""
+
+        async def attempt(url: str) -> Identity:
+            body = body_of(await client.get(f"{url}/v1/models"))
+            self.model, said = pick_model(body, self.caller.config.model, url)
+            self.check(await self.metrics(client))
+            return await self.describe(client, said)
+
+        found: Identity = await self.caller.retried([self.url], attempt)
+        return found
+
+    async def answer(self, client: httpx.AsyncClient, ids: list[int], limit: int, seed: int) -> Reply:
+        """The answer to the prompt ``ids``, at most ``limit`` tokens; raises ``ServerError`` where there is none."""
+        attempt = partial(self._attempt, client, self.payload(ids, limit, seed), limit)
+        reply: Reply = await self.caller.retried([self.url], attempt)
+        return reply
+
+    async def _attempt(
+        self, client: httpx.AsyncClient, payload: dict[str, Any], limit: int, url: str
+    ) -> Reply:
+        before = await self.metrics(client) if self.drafts else None
+        started = time.perf_counter()
+        response = await client.post(f"{url}{self.PATH}", json=payload)
+        seconds = time.perf_counter() - started
+        body = body_of(response)
+        ids, finish = self.parse(body)
+        if not are_ids(ids) or not 0 < len(ids) <= limit:
+            raise FailureError(f"expected 1 to {limit} token ids, got {str(ids)[:SHOWN]}")
+        counted = None if before is None else await self._settled(client, before, len(ids))
+        return Reply(ids, finish, seconds, self.counters(body, counted))
+
+    async def _settled(self, client: httpx.AsyncClient, before: Metrics, tokens: int) -> Metrics:
+        """How far the counters have grown once they hold the answer's ``tokens``, and only these."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while True:
+            grown = difference(before, await self.metrics(client) or {})
+            if grown[GENERATED] == tokens:
+                return grown
+            if grown[GENERATED] > tokens or time.monotonic() > until:
+                raise FailureError(
+                    f"/metrics counted {grown[GENERATED]} tokens around an answer of {tokens}: the server answers "
+                    "others too, and its counters cannot be told apart"
+                )
+            await asyncio.sleep(SETTLE_PAUSE)
+
+    async def metrics(self, client: httpx.AsyncClient) -> Metrics | None:
+        """The counters as they stand; None where the server shows none."""
+        response = await client.get(f"{self.url}/metrics")
+        if response.status_code in (404, 501):
+            return None
+        return parse_metrics(text_of(response), self.PREFIX, self.TOKENS)
+
+    async def told(self, client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+        """What ``path`` answers; nothing where the server does not have it."""
+        try:
+            return body_of(await client.get(f"{self.url}{path}"))
+        except RefusalError:
+            return {}
+
+    # what differs between engines
+
+    def check(self, metrics: Metrics | None) -> None:
+        """Raise ``ServerError`` where the server has no counters, or counters of a draft it should not have."""
+        raise NotImplementedError
+
+    async def describe(self, client: httpx.AsyncClient, said: dict[str, Any]) -> Identity:
+        """``said``: the model's entry in /v1/models."""
+        raise NotImplementedError
+
+    def payload(self, ids: list[int], limit: int, seed: int) -> dict[str, Any]:
+        """The body of a request."""
+        raise NotImplementedError
+
+    def parse(self, body: dict[str, Any]) -> tuple[Any, str]:
+        """(ids, finish) of a response; ``FailureError`` where a field is not what it should be."""
+        raise NotImplementedError
+
+    def counters(self, body: dict[str, Any], grown: Metrics | None) -> Counters | None:
+        """Counters of an answer, from its response and what /metrics grew by."""
+        raise NotImplementedError
+
+
+class VLLM(Server):
+    """vLLM's OpenAI-compatible server. ``cache_salt``: no answer reuses what another has prefilled."""
+
+    ENGINE, PREFIX, TOKENS, PATH = "vllm", "vllm:", "generation_tokens_total", "/v1/completions"
+    asked = 0
+
+    def check(self, metrics: Metrics | None) -> None:
+        has_draft = "drafts" in (metrics or {})
+        if self.drafts and not has_draft:
+            raise ServerError(
+                f"{self.url}/metrics: no counters of speculative decoding ({self.PREFIX}spec_decode_...): was the "
+                "server started with a draft (launch/serve_draft.sh vllm EXPORT TARGET)?"
+            )
+        if not self.drafts and has_draft:
+            raise ServerError(
+                f"plain_server={self.url}: expected a server without a draft, but it counts drafts"
+            )
+
+    async def describe(self, client: httpx.AsyncClient, said: dict[str, Any]) -> Identity:
+        version = (await self.told(client, "/version")).get("version")
+        shown = str(said.get("root") or self.model).rstrip("/").rpartition("/")[2]
+        return Identity(shown, version and str(version), _count(said.get("max_model_len")))
+
+    def payload(self, ids: list[int], limit: int, seed: int) -> dict[str, Any]:
+        s = self.sampler
+        self.asked += 1
+        shaping = {"temperature": 0.0} if s.greedy else {"temperature": s.temperature, "seed": seed}
+        if s.greedy:
+            s = Sampler()  # no truncation changes the mode
+        return {
+            "model": self.model, "prompt": ids, "max_tokens": limit, "stop_token_ids": list(self.eos),
+            "return_token_ids": True, "cache_salt": f"draftline-{time.time_ns()}-{self.asked}", "top_p": s.top_p or 1.0,
+            "top_k": s.top_k or -1, "min_p": s.min_p or 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        } | shaping  # fmt: skip
+
+    def parse(self, body: dict[str, Any]) -> tuple[Any, str]:
+        try:
+            choice = body["choices"][0]
+            ids, reason = choice.get("token_ids"), choice["finish_reason"]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise FailureError(f"a body without {error!r}: {str(body)[:SHOWN]}") from None
+        if ids is None:
+            raise ServerError(f"{self.url}: answers without token_ids (vLLM has them from 0.10.2 on)")
+        if reason not in ("stop", "length"):
+            raise FailureError(f"finish_reason: expected stop or length, got {reason!r}")
+        return ids, reason
+
+    def counters(self, body: dict[str, Any], grown: Metrics | None) -> Counters | None:
+        if grown is None:
+            return None
+        return Counters(grown["drafts"], grown["drafted"], grown["accepted"], _at(grown))
+
+
+class LlamaCpp(Server):
+    """llama.cpp's server; the sampler's steps go in draftline's own order, and prompts are not reused."""
+
+    ENGINE, PREFIX, TOKENS, PATH = "llama_cpp", "llamacpp:", "tokens_predicted_total", "/completion"
+    FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
+    EXACT = 1_000_000  # it writes counters with six digits
+
+    async def metrics(self, client: httpx.AsyncClient) -> Metrics | None:
+        """None also where a counter has outgrown the digits that it is written with."""
+        found = await super().metrics(client)
+        if (
+            found is None
+            or max(value for name, value in found.items() if not name.startswith("at/")) < self.EXACT
+        ):
+            return found
+        self.caller.say_once(
+            f"{self.url}/metrics: counters of more than six digits are rounded, and so verification steps not told; "
+            "started anew, the server tells them"
+        )
+        return None
+
+    def check(self, metrics: Metrics | None) -> None:
+        """Its counters exist without a draft too: the first answer tells."""
+
+    async def describe(self, client: httpx.AsyncClient, said: dict[str, Any]) -> Identity:
+        props = await self.told(client, "/props")
+        settings, meta = props.get("default_generation_settings"), said.get("meta")
+        context = settings.get("n_ctx") if isinstance(settings, dict) else None
+        hidden = meta.get("n_embd") if isinstance(meta, dict) else None
+        version, shown = props.get("build_info"), self.model.rpartition("/")[2]
+        return Identity(shown, version and str(version), _count(context), _count(hidden))
+
+    def payload(self, ids: list[int], limit: int, seed: int) -> dict[str, Any]:
+        s = self.sampler
+        body: dict[str, Any] = {
+            "prompt": ids, "n_predict": limit, "return_tokens": True, "cache_prompt": False, "stream": False,
+            "mirostat": 0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        }  # fmt: skip
+        if s.greedy:
+            return body | {"temperature": 0.0, "top_k": 1, "samplers": ["top_k", "temperature"]}
+        order = ["temperature", "top_k", "top_p", "min_p"]
+        truncation = {"top_k": s.top_k or 0, "top_p": s.top_p or 1.0, "min_p": s.min_p or 0.0}
+        return body | truncation | {"temperature": s.temperature, "samplers": order, "seed": seed}
+
+    def parse(self, body: dict[str, Any]) -> tuple[Any, str]:
+        reason = body.get("stop_type")
+        if reason not in self.FINISH:
+            raise FailureError(f"stop_type: expected one of {sorted(self.FINISH)}, got {str(body)[:SHOWN]}")
+        return body.get("tokens"), self.FINISH[reason]
+
+    def counters(self, body: dict[str, Any], grown: Metrics | None) -> Counters | None:
+        timings = body.get("timings")
+        if not isinstance(timings, dict):
+            raise FailureError(f"an answer without timings: {str(body)[:SHOWN]}")
+        drafted, accepted = timings.get("draft_n"), timings.get("draft_n_accepted")
+        if not self.drafts:
+            if drafted:
+                raise ServerError(
+                    f"plain_server={self.url}: expected a server without a draft, but it drafts"
+                )
+            return None
+        if drafted is None and accepted is None:  # an answer too short for a draft
+            drafted = accepted = 0
+        found = _count(drafted), _count(accepted)
+        if found[0] is None or found[1] is None:
+            raise FailureError(
+                f"timings: draft_n and draft_n_accepted: expected counts, got {drafted!r} and {accepted!r}"
+            )
+        if grown is None or "drafts" not in grown:
+            return Counters(None, found[0], found[1], None)
+        return Counters(grown["drafts"], found[0], found[1], _at(grown))
+
+
+ENGINES: dict[str, type[Server]] = {server.ENGINE: server for server in (VLLM, LlamaCpp)}
+
+
+def make_server(config: Config, url: str, caller: Caller, sampler: Sampler, eos: tuple[int, ...]) -> Server:
+    """The server at ``url`` by ``config.engine``; the one at ``config.plain_server`` has no draft."""
+    return ENGINES[str(config.engine)](url, caller, sampler, eos, drafts=url == config.server)
+
+
+def parse_metrics(text: str, prefix: str, tokens: str) -> Metrics:
+    """Counters in Prometheus' text format, added up over engines; ``tokens`` is the name of generated tokens.
+
+    Raises ``FailureError`` for a value that is no count, and where generated tokens are not among them.
+    """
+    names = SPECULATIVE | {tokens: GENERATED}
+    found: Metrics = {}
+    for line in text.splitlines():
+        match = SAMPLE.fullmatch(line.strip())
+        if match is None or (name := names.get(match[1].removeprefix(prefix))) is None:
+            continue
+        if name == "at":
+            position = POSITION.search(match[2] or "")
+            name = f"at/{position[1] if position else line}"
+        found[name] = found.get(name, 0) + _counted(line, match[3])
+    if GENERATED not in found:
+        raise FailureError(f"/metrics without {prefix}{tokens}: {text[:SHOWN]!r}")
+    return found
+
+
+def difference(before: Metrics, after: Metrics) -> Metrics:
+    """What every counter grew by; raises ``FailureError`` where one fell (the server was started anew)."""
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    fallen = [name for name, value in grown.items() if value < 0] + [n for n in before if n not in after]
+    if fallen:
+        raise FailureError(f"/metrics: {fallen[0]} went back: was the server started anew?")
+    return grown
+
+
+def _counted(line: str, text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0 or value != int(value):
+        raise FailureError(f"/metrics: expected a count, got {line[:SHOWN]!r}")
+    return int(value)
+
+
+def _at(grown: Metrics) -> list[int] | None:
+    """Counters by position in their order; None where there are none."""
+    places = sorted(int(name[3:]) for name in grown if name.startswith("at/"))
+    return [grown[f"at/{place}"] for place in places] or None
+
+
+def _count(value: Any) -> int | None:
+    """``value`` if it is a count."""
+    return value if type(value) is int and value >= 0 else None

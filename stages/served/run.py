@@ -1,0 +1,367 @@
+"""``stage=evaluate engine=... server=URL``: what a running server's own counters say -> an evaluation without rounds.
+
+A unit of work is one chunk of prompts of one benchmark, as in the evaluation in process; an evaluation that was killed
+(or whose server was) goes on with those that are missing. Prompts are asked one at a time by one process, so that what
+the counters grow by belongs to one answer. With ``draft`` the report puts the draft's own evaluation beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from data_specs.evaluation import DRAFT, PLAIN, ROUNDS
+from data_specs.manifest import MANIFEST, fingerprint, read_json, read_manifest
+from data_specs.served import ANSWERS, SCHEMA_VERSION, write_answers
+from pipeline import console
+from pipeline.config import Config, section
+from pipeline.decoding.dialogue import WARM_UP_TOKENS, Dialogue, render
+from pipeline.decoding.job import (
+    ELSEWHERE,
+    INCIDENTAL,
+    KIND,
+    check_settings,
+    check_thinking,
+    chunks,
+    content_of,
+    counts_of,
+    identify,
+    selected_prompts,
+)
+from pipeline.decoding.sampling import Sampler
+from pipeline.http_client import Caller, ServerError, check_url
+from pipeline.prompts.benchmarks import Benchmark, Prompt, load_benchmark
+from pipeline.ranks import is_main
+from pipeline.report.evaluation_text import SUMMARY, flat_metrics
+from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.tracking import track_figures
+from pipeline.store.work import WorkShare, commit_once
+from pipeline.target.files import eos_ids, identity, load_tokenizer, locate, read_config
+from stages.served.engines import Identity, Reply, Server, make_server
+from stages.served.report import Facts, show, write_report
+
+FILES = (f"{ANSWERS}/*.parquet", "*.json", "*.md", "*.html", "*.png")
+IN_PROCESS = ("threshold", "sweep", "batch")  # settings of ``evaluate`` that no server is told
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Leads the dialogues of an evaluation with one server, or with one more that has no draft."""
+
+    server: Server
+    plain: Server | None
+    tokenizer: Any
+    thinking: bool | None
+    max_new_tokens: int
+    context: int
+    seed: int
+
+    def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
+        """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
+        return render(self.tokenizer, self.thinking, prompt, messages)
+
+    def room(self, ids: list[int]) -> int:
+        """New tokens that both the target's context and the servers' have room for after ``ids``."""
+        return self.context - len(ids)
+
+    def answer(self, prompts: list[Prompt], advance: Callable[[Prompt], None]) -> list[dict[str, Any]]:
+        """Rows of data_specs/served.SCHEMA of every answer to ``prompts``, one after the other."""
+
+        async def ask() -> list[dict[str, Any]]:
+            rows = []
+            async with self.server.caller.client() as client:
+                for prompt in prompts:
+                    rows += await self._dialogue(client, prompt)
+                    advance(prompt)
+            return rows
+
+        return asyncio.run(ask())
+
+    async def _dialogue(self, client: httpx.AsyncClient, prompt: Prompt) -> list[dict[str, Any]]:
+        """Each turn's history holds the answers made with the draft, so that both servers answer the same."""
+        dialogue, rows = Dialogue(self, prompt), []
+        while (turn := dialogue.ask()) is not None:
+            for mode, server in ((DRAFT, self.server), (PLAIN, self.plain)):
+                if server is not None:
+                    seed = self._seed(prompt, turn.number, mode)
+                    reply = await server.answer(client, turn.ids, turn.limit, seed)
+                    rows.append(_row(prompt, turn.number, mode, len(turn.ids), reply))
+                    if mode == DRAFT:
+                        dialogue.follow(reply.ids)
+        return rows
+
+    def warm_up(self, prompt: Prompt) -> float:
+        """Ask for a few tokens before anything is timed; seconds a token. ``ServerError`` where nothing is drafted."""
+
+        async def ask() -> float:
+            first = next(i for i, message in enumerate(prompt.messages) if message["role"] == "user")
+            ids = self.render(prompt, prompt.messages[: first + 1])[: self.context - WARM_UP_TOKENS]
+            async with self.server.caller.client() as client:
+                reply = await self.server.answer(client, ids, WARM_UP_TOKENS, 0)
+                if self.plain is not None:
+                    await self.plain.answer(client, ids, WARM_UP_TOKENS, 0)
+            if len(reply.ids) > 2 and not (reply.counters and reply.counters.drafted):
+                raise ServerError(
+                    f"server={self.server.url}: an answer of {len(reply.ids)} tokens without a drafted one: was it "
+                    f"started with a draft (launch/serve_draft.sh {self.server.ENGINE} EXPORT TARGET)?"
+                )
+            return reply.seconds / len(reply.ids)
+
+        return asyncio.run(ask())
+
+    def _seed(self, prompt: Prompt, turn: int, mode: str) -> int:
+        """Of one answer (31 bits): a resumed evaluation asks for the same draws."""
+        text = f"{self.seed} {prompt.benchmark} {prompt.index} {prompt.key} {turn} {mode}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for. ``measured`` identifies the answers, ``fingerprint`` also what they are put beside."""
+
+    name: str
+    draft: str | None
+    promised: Artifact | None
+    parents: dict[str, str]
+    benchmarks: list[Benchmark]
+    sampler: Sampler
+    identities: list[Identity]
+    measured: str
+    fingerprint: str
+
+
+def run_served(config: Config, store: Store, draft: Artifact | Path | None) -> Artifact | None:
+    """Evaluate ``config.server``; ``draft``: what it serves (an artifact, an export, a folder), if that is known.
+
+    Returns the evaluation, which may be one that was made before; None with ``plan`` and in other processes than the
+    first. Raises ``ConfigError`` for settings, and ``ServerError`` for a server, that cannot be used.
+    """
+    if not is_main():
+        return None
+    check_settings(config)
+    benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
+    sampler = Sampler(**{n: getattr(config.evaluate, n) for n in ("temperature", "top_p", "top_k", "min_p")})
+    asker, identities = connect(config, sampler)
+    job = make_job(config, store, draft, benchmarks, sampler, identities)
+    found = store.find(KIND, job.fingerprint)
+    if found is None:
+        prompts = selected_prompts(config, benchmarks)
+        if config.plan:
+            _show_plan(config, asker, prompts)
+            return None
+        return _evaluate(config, store, job, asker, prompts)
+    console.say(
+        f"this evaluation is already there: {found.reference} ({found.path}); client.note=... makes another, of a "
+        "server that has changed"
+    )
+    show(found)
+    return found
+
+
+def connect(config: Config, sampler: Sampler) -> tuple[Asker, list[Identity]]:
+    """The servers, asked who they are, and the target's tokenizer; see ``run_served`` for the errors."""
+    for name in ("server", "plain_server"):
+        if (url := getattr(config, name)) is not None:
+            check_url(url, name, "client.api_key_env")
+    caller, folder = Caller(config.client, "client"), locate(config.target)
+    urls = [str(config.server), *([config.plain_server] if config.plain_server else [])]
+    servers = [make_server(config, url, caller, sampler, eos_ids(folder)) for url in urls]
+    target = read_config(folder, config.target)
+
+    async def ask() -> list[Identity]:
+        async with caller.client() as client:
+            return [await server.identify(client) for server in servers]
+
+    identities = asyncio.run(ask())
+    for server, known in zip(servers, identities, strict=True):
+        _check_model(config, folder, target.hidden_size, server, known)
+    contexts = [known.context for known in identities if known.context is not None]
+    asker = Asker(
+        servers[0], servers[1] if len(servers) > 1 else None, load_tokenizer(folder, config.target),
+        config.target.thinking, config.evaluate.max_new_tokens, min([target.max_position_embeddings, *contexts]),
+        config.seed,
+    )  # fmt: skip
+    return asker, identities
+
+
+def _check_model(config: Config, folder: Path, hidden: int, server: Server, known: Identity) -> None:
+    """Raise ``ServerError`` for a model of another size than the target; say so where only its name is another."""
+    if known.hidden is not None and known.hidden != hidden:
+        raise ServerError(
+            f"{server.url}: expected the target {config.target.name} of size {hidden}, but it serves {known.model} of "
+            f"size {known.hidden}"
+        )
+    names = {config.target.name, folder.name, config.target.path.rstrip("/").rpartition("/")[2]}
+    if known.hidden is None and known.model not in names:
+        console.say(f"{server.url} serves {known.model}; expected the target {config.target.name}")
+
+
+def make_job(
+    config: Config, store: Store, draft: Artifact | Path | None, benchmarks: list[Benchmark], sampler: Sampler,
+    identities: list[Identity],
+) -> Job:  # fmt: skip
+    """Identify the evaluation by servers, draft, target, benchmarks and settings, and find what it is put beside."""
+    name, made_of = _draft(config, draft)
+    settings = {
+        key: value
+        for key, value in section(config.evaluate).items()
+        if key not in (*INCIDENTAL, *ELSEWHERE, *IN_PROCESS)
+    }
+    measured = fingerprint(
+        "served", SCHEMA_VERSION, config.engine, config.server, config.plain_server, config.client.note,
+        [asdict(one) for one in identities], made_of, identity(locate(config.target)), config.target.thinking,
+        config.seed, settings, [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
+    )  # fmt: skip
+    promised = find_promised(store, made_of, config.evaluate.benchmarks)
+    parents = {} if made_of is None else {"served_draft": made_of}
+    if promised is not None:
+        parents["promised"] = promised.manifest.fingerprint
+    shown = re.sub(r"[^A-Za-z0-9._-]", "-", name or identities[0].model).lstrip("._-") or "model"
+    whole = fingerprint(measured, parents)
+    return Job(
+        f"{shown}_{config.engine}", name, promised, parents, benchmarks, sampler, identities, measured, whole
+    )
+
+
+def _draft(config: Config, draft: Artifact | Path | None) -> tuple[str | None, str | None]:
+    """(name, fingerprint) of the draft that is served; an export's is that of the draft it was made from."""
+    if draft is None:
+        return None, None
+    check_thinking(config, draft)
+    if isinstance(draft, Path) and (draft / MANIFEST).is_file():
+        manifest = read_manifest(draft)
+        return manifest.name, manifest.parents.get("draft", manifest.fingerprint)
+    _, name, made_of = identify(draft)
+    return name, made_of
+
+
+def find_promised(store: Store, draft: str | None, benchmarks: list[str]) -> Artifact | None:
+    """The latest evaluation in process of the draft with the fingerprint ``draft`` that has all ``benchmarks``."""
+    made = [
+        one
+        for one in store.list(KIND)
+        if draft is not None
+        and one.manifest.parents.get("draft") == draft
+        and (one.path / ROUNDS).is_dir()
+        and set(benchmarks) <= set(one.manifest.config.get("evaluate", {}).get("benchmarks", []))
+    ]
+    return max(made, key=lambda one: one.manifest.created, default=None)
+
+
+def _evaluate(
+    config: Config, store: Store, job: Job, asker: Asker, prompts: dict[str, list[Prompt]]
+) -> Artifact:
+    recorded: dict[str, Any] = {name: section(getattr(config, name)) for name in ("target", "evaluate")}
+    recorded |= {"seed": config.seed, "sampler": job.sampler.effective(), "measured": job.measured}
+    recorded |= {name: getattr(config, name) for name in ("engine", "server", "plain_server")}
+    recorded |= {"client": section(config.client), "served": [asdict(one) for one in job.identities]}
+    work = store.begin(KIND, job.name, SCHEMA_VERSION, job.fingerprint, job.parents, recorded)
+    (work.path / ANSWERS).mkdir(exist_ok=True)
+    _take_over(store, job, work.path)
+    _answer(config, work, asker, prompts)
+    facts = _facts(config, job, asker, prompts)
+
+    def finish() -> dict[str, Any]:
+        for left in work.path.glob(f"{ANSWERS}/.*.tmp"):  # of killed runs
+            left.unlink()
+        result = write_report(work, store, facts, job.promised, config.evaluate.bootstrap)
+        return counts_of(result)
+
+    artifact = commit_once(store, work, finish, FILES)
+    used = {"evaluation": job.promised} if job.promised else {}
+    figures = flat_metrics(read_json(artifact.path / SUMMARY))
+    track_figures(config.tracking, store.root, artifact, figures, used)
+    show(artifact)
+    return artifact
+
+
+def _take_over(store: Store, job: Job, folder: Path) -> None:
+    """Copy the answers of an earlier evaluation that was only put beside something else."""
+    for artifact in reversed(store.list(KIND)):
+        if artifact.manifest.config.get("measured") == job.measured:
+            for path in sorted((artifact.path / ANSWERS).glob("*.parquet")):
+                if not (folder / ANSWERS / path.name).exists():
+                    partial = folder / ANSWERS / f".{path.name}.tmp"
+                    shutil.copy(path, partial)
+                    partial.rename(folder / ANSWERS / path.name)
+            console.say(f"the answers of {artifact.reference} are taken over")
+            return
+
+
+def _answer(config: Config, work: Work, asker: Asker, prompts: dict[str, list[Prompt]]) -> None:
+    """Have all ``prompts`` answered, chunk by chunk, until all are there."""
+    units = chunks(prompts, config.evaluate.chunk_prompts)
+
+    def is_done(unit: str) -> bool:
+        """Without the folder all is done: another process has committed it under its final name."""
+        path = work.path / ANSWERS / f"{unit}.parquet"
+        return path.is_file() or not path.parent.is_dir()
+
+    share = WorkShare(work.path, list(units), is_done)
+    left = share.remaining
+    if not left:
+        return
+    title = f"evaluate {work.name}"
+    if len(left) < len(units):
+        console.say(f"{title}: {share.done} of {len(units)} chunks are there already")
+    asker.warm_up(units[left[0]][0])
+    with console.progress(title, sum(len(units[unit]) for unit in left)) as bar:
+        for unit in share:
+            rows = asker.answer(units[unit], lambda prompt: bar.advance(1, prompt.benchmark))
+            write_answers(work.path / ANSWERS / f"{unit}.parquet", rows)
+
+
+def _row(prompt: Prompt, turn: int, mode: str, context: int, reply: Reply) -> dict[str, Any]:
+    """One row of data_specs/served.SCHEMA."""
+    counted = asdict(reply.counters) if reply.counters else {}
+    return {
+        "benchmark": prompt.benchmark, "prompt": prompt.index, "key": prompt.key, "turn": turn, "mode": mode,
+        "context": context, "tokens": reply.ids, "seconds": reply.seconds, "finish": reply.finish,
+        **{name: counted.get(name) for name in ("drafts", "drafted", "accepted", "accepted_at")},
+    }  # fmt: skip
+
+
+def _facts(config: Config, job: Job, asker: Asker, prompts: dict[str, list[Prompt]]) -> Facts:
+    served, plain = job.identities[0], job.identities[1] if asker.plain else None
+    return Facts(
+        draft=job.draft or "the server's draft",
+        target=config.target.name,
+        sampler=job.sampler.effective(),
+        max_new_tokens=config.evaluate.max_new_tokens,
+        thinking=config.target.thinking,
+        device=f"{config.engine} {served.version or 'of an unknown version'}",
+        dtype="as served",
+        server=asker.server.url,
+        model=served.model,
+        plain_server=asker.plain.url if asker.plain else None,
+        plain_model=plain.model if plain else None,
+        note=config.client.note,
+        prompts={name: len(listed) for name, listed in prompts.items()},
+        eos=list(asker.server.eos),
+    )
+
+
+def _show_plan(config: Config, asker: Asker, prompts: dict[str, list[Prompt]]) -> None:
+    """Answers and tokens, and the time at most, from a few tokens asked for now."""
+    seconds = asker.warm_up(next(iter(prompts.values()))[0])
+    rows, total = [], 0
+    for name, listed in prompts.items():
+        turns = sum(m["role"] == "user" for prompt in listed for m in prompt.messages)
+        new = turns * config.evaluate.max_new_tokens
+        total += new
+        rows.append((name, len(listed), turns, f"{new:,}"))
+    columns = ("benchmark", "prompts", "answers", "new tokens, at most")
+    console.table(f"Plan: evaluate {asker.server.url}", columns, rows)
+    ways = 2 if asker.plain else 1
+    console.say(
+        f"At {1000 * seconds:.0f} ms a token {console.duration(total * ways * seconds)} at most, one prompt at a time. "
+        "Nothing was done."
+    )

@@ -1,0 +1,1 @@
+"""stage=study: policies under load, really served and simulated."""

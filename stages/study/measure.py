@@ -1,0 +1,192 @@
+"""A loaded target and draft that serve the points of a study, and time the machine around each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from data_specs.calibration import check_use, draft_contents, read_calibration
+from pipeline.confidence.temperatures import scaled
+from pipeline.config import Config, ConfigError
+from pipeline.decoding.batched import Engine, Served
+from pipeline.decoding.job import Job, check_fit, selected_prompts
+from pipeline.decoding.sampling import Sampler
+from pipeline.decoding.scheduler import Policy
+from pipeline.decoding.step_costs import Reference
+from pipeline.decoding.steps import Step, Times
+from pipeline.drafts.base import Draft
+from pipeline.drafts.folders.checkpoint import load
+from pipeline.prompts.benchmarks import load_prompts
+from pipeline.prompts.chat import TemplateRefusal, render_prompt
+from pipeline.target.files import identity, load_tensors, load_tokenizer, locate
+from pipeline.target.model import Target
+from stages.study.costs import StepRates, from_steps
+from stages.study.points import Point, requests
+from stages.study.pool import record
+from stages.study.simulation import Answer, answer_of_rounds
+from stages.study.timing import time_steps
+
+Prompts = list[tuple[int, ...]]  # ids of each
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One point as it was served, and the steps that timed the machine before and after it."""
+
+    before: list[Step]
+    steps: list[Step]
+    times: list[Times]
+    after: list[Step]
+
+
+class Server:
+    """Engines of one target and draft. ``temperatures`` None: confidences are the draft's own."""
+
+    def __init__(
+        self,
+        target: Target,
+        draft: Draft,
+        prompts: Prompts,
+        sampler: Sampler,
+        temperatures: Sequence[float] | None,
+        config: Config,
+    ) -> None:
+        self.target, self.draft, self.prompts = target, draft, prompts
+        self.sampler, self.temperatures = sampler, temperatures
+        self.study, self.seed = config.study, config.seed
+        self._reference: Reference | None = None
+        self.last: tuple[int, list[Step]] | None = None  # concurrency and steps of the latest timing
+
+    @classmethod
+    def load(cls, config: Config, job: Job, temperatures: Sequence[float] | None) -> Server:
+        """Target, draft and prompts; raises ``ConfigError`` for a draft that does not fit, or a prompt too long."""
+        tensors = load_tensors(config.target)
+        check_fit(job.draft, tensors)
+        draft = load(job.draft, tensors)
+        target = Target.load(config.target, list(draft.config.target_layer_ids) or None)
+        prompts = load_ids(config, job, load_tokenizer(target.folder, config.target))
+        longest, most = max(map(len, prompts)), target.config.max_position_embeddings
+        if longest + config.study.max_new_tokens > most:
+            raise ConfigError(
+                f"study.max_new_tokens={config.study.max_new_tokens}: with a prompt of {longest} tokens more than "
+                f"the target's {most} positions"
+            )
+        draft = draft.to(device=target.device, dtype=target.dtype)
+        return cls(target, draft, prompts, job.sampler, temperatures, config)
+
+    def engine(self, policy: Policy | None, slots: int, drafts: int) -> Engine:
+        """An engine with ``slots``; ``drafts`` 0: without the draft."""
+        capacity = max(map(len, self.prompts)) + max(self.study.max_new_tokens, self.study.timing_tokens)
+        generator = torch.Generator(self.target.device).manual_seed(self.seed)
+        engine = Engine(
+            self.target,
+            self.draft if drafts else None,
+            self.sampler,
+            policy,
+            slots,
+            capacity,
+            drafts=drafts,
+            temperatures=self.temperatures,
+            generator=generator,
+        )
+        if self.study.simulate:  # nothing else asks how fast the machine was
+            engine.reference = self.reference(slots)
+        return engine
+
+    def reference(self, slots: int) -> Reference:
+        """The pass that tells the machine's speed at ``slots`` requests a time."""
+        if self._reference is None or len(self._reference.counts) != slots:
+            self._reference = Reference(self.target, [1 + self.draft.max_drafts // 2] * slots)
+        return self._reference
+
+    def warm_up(self) -> None:
+        """Run everything once before anything is timed."""
+        for _ in self.engine(None, 2, self.draft.max_drafts).serve(requests(self.prompts, 2, 4)):
+            pass
+
+    def time_steps(self, slots: int) -> list[Step]:
+        """What steps cost now."""
+        steps = time_steps(self.engine, self.prompts, slots, self.draft.max_drafts, self.study.timing_tokens)
+        self.last = slots, steps
+        return steps
+
+    def measure(self, point: Point, count: int, predicted: bool) -> Measured:
+        """Serve ``count`` requests at ``point``. The timing after one point is that before the next.
+
+        Without ``predicted`` the machine is timed once for each concurrency: the scheduler needs no more.
+        """
+        fresh = self.last is None or self.last[0] != point.concurrency
+        before = self.time_steps(point.concurrency) if fresh or self.last is None else self.last[1]
+        rates = StepRates(from_steps(before), self.draft.max_drafts)
+        policy = point.arm.policy(rates, self.draft.config.enable_confidence_head)
+        engine = self.engine(policy, point.concurrency, point.arm.drafts)
+        served = list(engine.serve(requests(self.prompts, count, self.study.max_new_tokens)))
+        times = sorted((one.times for one in served), key=lambda times: times.number)
+        after = self.time_steps(point.concurrency) if predicted else []
+        return Measured(before, list(engine.steps), times, after)
+
+    def record(self, slots: int, advance: Callable[[int], None]) -> list[Answer]:
+        """The answers to all prompts, with what the draft proposes along them and calibrated confidences.
+
+        Decoded with whole chains. Greedy answers are then gone through position by position (recording.py); sampled
+        ones tell of the positions where their rounds began.
+        """
+        limit, drafts = self.study.max_new_tokens, self.draft.max_drafts
+        served: list[Served] = []
+        for one in self.engine(None, slots, drafts).serve(requests(self.prompts, len(self.prompts), limit)):
+            served.append(one)
+            advance(1)
+        served.sort(key=lambda one: one.request.number)
+        if self.sampler.greedy:
+            answers = record(self.target, self.draft, self.prompts, [one.answer for one in served], limit)
+        else:
+            answers = [
+                answer_of_rounds(len(prompt), limit, one.rounds, drafts)
+                for prompt, one in zip(self.prompts, served, strict=True)
+            ]
+        return [self._calibrated(answer) for answer in answers]
+
+    def _calibrated(self, answer: Answer) -> Answer:
+        if self.temperatures is None or not len(answer.held):
+            return answer
+        confidences = scaled(answer.confidences, np.asarray(self.temperatures))
+        return Answer(answer.prompt, answer.limit, confidences, answer.held)
+
+
+def load_ids(config: Config, job: Job, tokenizer: object) -> Prompts:
+    """Ids of the first turn of every prompt of the benchmarks, all benchmarks in turn.
+
+    Raises ``ConfigError`` naming the prompt that the chat template refuses.
+    """
+    files, limit = config.evaluate.files, config.evaluate.prompts
+    listed = [load_prompts(b, files.get(b.name), limit) for b in job.benchmarks]
+    longest = max(map(len, listed))
+    prompts = [one[place] for place in range(longest) for one in listed if place < len(one)]
+    found = []
+    for prompt in prompts:
+        first = next(n for n, message in enumerate(prompt.messages) if message["role"] == "user")
+        try:
+            found.append(
+                tuple(render_prompt(tokenizer, prompt.messages[: first + 1], config.target.thinking))
+            )
+        except TemplateRefusal as error:
+            raise ConfigError(f"benchmark {prompt.benchmark}, prompt {prompt.index}: {error}") from error
+    return found
+
+
+def temperatures_of(config: Config, job: Job, drafts: int) -> list[float] | None:
+    """Those of the draft's calibration.json; None with ``study.calibrated=false``.
+
+    Raises ``CalibrationFileError`` where there is none, or one of another draft, for other answers than the study's, or
+    fitted on prompts of the study.
+    """
+    if not config.study.calibrated:
+        return None
+    found = read_calibration(job.draft, draft_contents(job.draft), drafts)
+    target, sampler = identity(locate(config.target)), job.sampler.effective()
+    keys = {p.key for listed in selected_prompts(config, job.benchmarks).values() for p in listed}
+    check_use(job.draft, found, target, sampler, config.target.thinking, keys)
+    return found.temperatures

@@ -1,0 +1,275 @@
+"""The engine under load by discrete steps, from recorded answers: what no machine at hand can serve.
+
+A request replays one recorded answer position by position. At each position of an answer a draft of G tokens was
+recorded with its confidences and how many of its tokens held; a step that schedules n of them emits
+min(n, held) + 1 tokens, and goes on at the position behind them. With greedy decoding that is what the engine itself
+would do, whatever the schedule; only the seconds are a model (costs.py). All requests of a step are one set of arrays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_specs.errors import UserError
+from pipeline.decoding.scheduler import Policy, candidates
+from pipeline.decoding.single import Round
+from pipeline.decoding.steps import Step, Times
+from stages.study.costs import Costs
+
+Array = np.ndarray
+
+
+class SimulationError(UserError):
+    """A pool or a load that cannot be simulated; the message says what was expected."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A recorded answer of L tokens. Row e - 1 of ``confidences`` [L-1, G] and ``held`` [L-1] is the draft made when e
+    tokens were out: how likely each draft was said to hold, and how many leading ones do. At most ``limit`` tokens were
+    asked for.
+    """
+
+    prompt: int  # tokens
+    limit: int
+    confidences: Array
+    held: Array
+
+    @property
+    def length(self) -> int:
+        """Tokens of the answer."""
+        return len(self.held) + 1
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Answers as flat arrays: answer a has rows ``first[a]`` ... of ``confidences`` [N, G] and ``held`` [N]."""
+
+    prompts: Array  # int64 [A]
+    lengths: Array  # int64 [A]
+    limits: Array  # int64 [A]
+    first: Array  # int64 [A]
+    confidences: Array  # fp64 [N, G]
+    held: Array  # int64 [N]
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> Pool:
+        """Raises ``SimulationError`` for no answers, or drafts of different lengths."""
+        widths = {a.confidences.shape[1] for a in answers}
+        if len(widths) != 1:
+            raise SimulationError(f"pool: expected answers with drafts of one length, got {sorted(widths)}")
+        lengths = np.array([a.length for a in answers])
+        return cls(
+            prompts=np.array([a.prompt for a in answers]),
+            lengths=lengths,
+            limits=np.array([a.limit for a in answers]),
+            first=np.concatenate([[0], np.cumsum(lengths - 1)[:-1]]),
+            confidences=np.concatenate([a.confidences for a in answers]).astype(np.float64),
+            held=np.concatenate([a.held for a in answers]).astype(np.int64),
+        )
+
+    @property
+    def drafts(self) -> int:
+        """G, drafts a position."""
+        return self.confidences.shape[1]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests by arrival: the answer of the pool that each replays [n], and when it comes, in seconds [n]."""
+
+    answers: Array
+    arrivals: Array
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the engine would have recorded: its steps, and the times of each request by number."""
+
+    steps: list[Step]
+    times: list[Times]
+
+
+def answer_of_rounds(prompt: int, limit: int, rounds: Sequence[Round], drafts: int) -> Answer:
+    """An answer from the rounds of one decoding with full chains (``rounds[0]`` is the prefill).
+
+    Rounds tell of the positions where they began; the positions that a round emitted take its confidences and outcome,
+    so that a stretch of text counts by its tokens, not by how few rounds it took.
+    """
+    confidences, held = np.zeros((0, drafts)), np.zeros(0, dtype=np.int64)
+    for r in rounds[1:]:
+        row = np.zeros(drafts)
+        told = [np.nan] * r.drafted if r.confidences is None else r.confidences[:drafts]
+        row[: len(told)] = told
+        confidences = np.concatenate([confidences, np.tile(row, (len(r.tokens), 1))])
+        held = np.concatenate([held, np.full(len(r.tokens), r.accepted)])
+    return Answer(prompt, limit, confidences, held)
+
+
+def cycle(pool: Pool, count: int, arrivals: Array | None = None, seed: int | None = None) -> Load:
+    """``count`` requests that replay the pool's answers in turn, from a random one on (``seed`` None: the first).
+
+    Without ``arrivals`` all come at once.
+    """
+    size = len(pool.lengths)
+    start = 0 if seed is None else int(np.random.default_rng(seed).integers(size))
+    return Load((start + np.arange(count)) % size, np.zeros(count) if arrivals is None else arrivals)
+
+
+def poisson(rate: float, count: int, seed: int) -> Array:
+    """Arrivals [count] in seconds of a Poisson stream of ``rate`` requests a second."""
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
+
+
+def simulate(
+    pool: Pool,
+    load: Load,
+    costs: Costs,
+    policy: Policy | None,
+    slots: int,
+    drafts: int | None = None,
+    prefill_tokens: int = 512,
+) -> Served:
+    """Serve ``load`` in ``slots`` at a time; ``policy`` None verifies whole chains.
+
+    ``drafts`` of a chain at most (None: the pool's; 0: plain decoding). Arrivals ascend. Raises ``SimulationError``
+    for no slots, no request, or more drafts than were recorded.
+    """
+    if slots < 1 or prefill_tokens < 1 or not len(load.answers):
+        raise SimulationError("expected slots >= 1, prefill_tokens >= 1 and at least one request")
+    chain = pool.drafts if drafts is None else drafts
+    if chain > pool.drafts:
+        raise SimulationError(f"drafts={chain}: the pool holds drafts of {pool.drafts} tokens")
+    run = _Run(pool, load, costs, policy, slots, chain, prefill_tokens)
+    while run.finished < len(load.answers):
+        run.step()
+    return Served(run.steps, run.times())
+
+
+class _Run:
+    """State between steps; arrays of slots, [slots], and of requests, [n]."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        load: Load,
+        costs: Costs,
+        policy: Policy | None,
+        slots: int,
+        chain: int,
+        prefill_tokens: int,
+    ) -> None:
+        self.pool, self.load, self.costs, self.policy = pool, load, costs, policy
+        self.chain, self.prefill_tokens = chain, prefill_tokens
+        self.request = np.full(slots, -1)  # number of the request in each slot, -1: none
+        self.answer = np.zeros(slots, dtype=np.int64)
+        self.unread = np.zeros(slots, dtype=np.int64)  # prompt tokens not yet prefilled
+        self.out = np.zeros(slots, dtype=np.int64)  # tokens emitted
+        self.now, self.admitted, self.finished = 0.0, 0, 0
+        self.steps: list[Step] = []
+        count = len(load.answers)
+        self.times_of = {name: np.zeros(count) for name in ("admitted", "first_token", "finished")}
+
+    def step(self) -> None:
+        """Admit, prefill, draft, schedule, verify: one step of the engine."""
+        self._admit()
+        began = self.now
+        prefilled, prefill = self._prefill()
+        emitted = self._first_tokens()
+        slots = np.flatnonzero((self.request >= 0) & (self.out > 0) & ~self._complete())
+        if not len(slots):
+            self.steps.append(Step(began, 0, 0, 0, 0, 0, emitted, prefilled, prefill, 0.0, 0.0, 0.0))
+            self._leave()
+            return
+        context = int((self.pool.prompts[self.answer[slots]] + self.out[slots] - 1).sum())
+        lengths, drafted, draft, schedule = self._scheduled(slots)
+        verified = len(slots) + int(lengths.sum())
+        verify = float(self.costs.verify_seconds(len(slots), verified, context))
+        self.now += draft + schedule + verify
+        accepted, new = self._verified(slots, lengths)
+        self._leave()
+        counts = (drafted, verified, accepted, emitted + new, prefilled)
+        self.steps.append(Step(began, len(slots), context, *counts, prefill, draft, schedule, verify))
+
+    def times(self) -> list[Times]:
+        """By number of the request."""
+        tokens, arrivals = self.pool.lengths[self.load.answers], self.load.arrivals
+        columns = (
+            tokens,
+            arrivals,
+            *(self.times_of[name] for name in ("admitted", "first_token", "finished")),
+        )
+        return [Times(n, *row) for n, row in enumerate(zip(*(c.tolist() for c in columns), strict=True))]
+
+    def _admit(self) -> None:
+        """Give free slots to those who wait, in order of arrival; where nobody is there, wait for the next."""
+        if not (self.request >= 0).any():
+            self.now = max(self.now, float(self.load.arrivals[self.admitted]))
+        arrived = int(np.searchsorted(self.load.arrivals, self.now, side="right"))
+        free = np.flatnonzero(self.request < 0)[: max(0, arrived - self.admitted)]
+        numbers = self.admitted + np.arange(len(free))
+        self.admitted += len(free)
+        self.request[free], self.answer[free] = numbers, self.load.answers[numbers]
+        self.unread[free], self.out[free] = self.pool.prompts[self.answer[free]], 0
+        self.times_of["admitted"][numbers] = self.now
+
+    def _prefill(self) -> tuple[int, float]:
+        """Up to ``prefill_tokens`` of the prompts, first come first served; tokens and seconds."""
+        reading = np.flatnonzero((self.request >= 0) & (self.unread > 0))
+        reading = reading[np.argsort(self.request[reading])]
+        left = self.unread[reading]
+        taken = np.clip(self.prefill_tokens - (np.cumsum(left) - left), 0, left)
+        self.unread[reading] -= taken
+        tokens = int(taken.sum())
+        seconds = self.costs.prefill_seconds(tokens)
+        self.now += seconds
+        return tokens, seconds
+
+    def _first_tokens(self) -> int:
+        """Prompts that are read emit their first token; how many."""
+        ready = np.flatnonzero((self.request >= 0) & (self.unread == 0) & (self.out == 0))
+        self.out[ready] = 1
+        self.times_of["first_token"][self.request[ready]] = self.now
+        return len(ready)
+
+    def _scheduled(self, slots: Array) -> tuple[Array, int, float, float]:
+        """Chain lengths [r], drafted tokens, and the seconds of drafting and scheduling."""
+        # A chain is never longer than what may still be emitted behind it.
+        room = np.minimum(self.pool.limits[self.answer[slots]] - self.out[slots] - 1, self.chain)
+        width = int(room.max())
+        if not width:
+            return room, 0, 0.0, 0.0
+        lengths, schedule = room, 0.0
+        if self.policy is not None:
+            began = time.perf_counter()
+            confidences = self.pool.confidences[self._rows(slots), :width]
+            lengths = np.minimum(self.policy(candidates(confidences, room)), room)
+            known = self.costs.schedule_seconds(len(slots))
+            schedule = time.perf_counter() - began if known is None else known
+        return lengths, width * len(slots), self.costs.draft_seconds(len(slots), width), schedule
+
+    def _verified(self, slots: Array, lengths: Array) -> tuple[int, int]:
+        """Emit what holds, at most to the answer's end; accepted drafts and emitted tokens."""
+        left = self.pool.lengths[self.answer[slots]] - self.out[slots]
+        holds = np.minimum(lengths, self.pool.held[self._rows(slots)])
+        new = np.minimum(holds + 1, left)
+        self.out[slots] += new
+        return int(np.minimum(holds, left).sum()), int(new.sum())
+
+    def _complete(self) -> Array:
+        """bool [slots]: the answer is out."""
+        return self.out >= self.pool.lengths[self.answer]
+
+    def _leave(self) -> None:
+        """Free the slots whose answers are complete."""
+        done = np.flatnonzero((self.request >= 0) & (self.out > 0) & self._complete())
+        self.times_of["finished"][self.request[done]] = self.now
+        self.request[done] = -1
+        self.finished += len(done)
+
+    def _rows(self, slots: Array) -> Array:
+        return self.pool.first[self.answer[slots]] + self.out[slots] - 1

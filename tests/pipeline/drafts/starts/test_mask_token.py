@@ -1,0 +1,20 @@
+import pytest
+import tiny
+
+from pipeline.drafts.starts.mask_token import MaskTokenError, choose
+
+
+def test_a_row_beyond_the_tokenizer_comes_first() -> None:
+    """Pitfall 26: an existing row that is never a token of the data, and never pad or eos."""
+    assert choose(tiny.tokenizer(), 272) == 260
+
+
+def test_else_a_special_token_without_a_role() -> None:
+    assert choose(tiny.tokenizer(), 260) == 259, (
+        "<|unused|>; the other three are eos, pad and in the template"
+    )
+
+
+def test_else_the_user_must_say() -> None:
+    with pytest.raises(MaskTokenError, match="target.mask_token_id"):
+        choose(tiny.tokenizer(), 260, reserved={259})

@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import pytest
+
+from data_specs.manifest import ManifestError
+from pipeline.store.artifacts import Artifact, ArtifactError, Store
+
+
+def make(store: Store, name: str = "a", fingerprint: str = "f" * 64, text: str = "x") -> Artifact:
+    work = store.begin("draft", name, 1, fingerprint, {"cache": "c"}, {"lr": 0.1})
+    (work.path / "weights.bin").write_text(text)
+    return store.commit(work, {"steps": 2})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_versions_count_up_and_latest_is_found(store: Store) -> None:
+    first, second = make(store, fingerprint="1" * 64), make(store, fingerprint="2" * 64)
+    assert (first.manifest.version, second.manifest.version) == ("v0", "v1")
+    assert store.resolve("draft", "a").path == second.path
+    assert store.resolve("draft", "a:latest").path == second.path
+    assert store.resolve("draft", "a:v0").path == first.path
+    assert store.resolve("draft", str(first.path)).reference == "a:v0"
+    assert [x.reference for x in store.list()] == ["a:v0", "a:v1"]
+
+
+def test_tenth_version_is_after_the_ninth(store: Store) -> None:
+    for number in range(11):
+        make(store, fingerprint=f"{number:064d}")
+    assert store.resolve("draft", "a").manifest.version == "v10"
+
+
+def test_same_inputs_are_found_again(store: Store) -> None:
+    made = make(store)
+    assert store.find("draft", "f" * 64).path == made.path
+    assert store.find("draft", "0" * 64) is None
+
+
+def test_an_unfinished_artifact_does_not_exist_and_is_gone_on_with(store: Store) -> None:
+    """Pitfall 20: existence is not completion."""
+    work = store.begin("draft", "a", 1, "f" * 64, {}, {})
+    (work.path / "half").write_text("1")
+    assert store.list() == [] and store.find("draft", "f" * 64) is None
+    assert store.begin("draft", "a", 1, "f" * 64, {}, {}).path == work.path
+    assert (work.path / "half").read_text() == "1"
+    assert store.begin("draft", "a", 1, "0" * 64, {}, {}).path != work.path
+
+
+def test_changed_files_are_refused(store: Store) -> None:
+    made = make(store)
+    made.verify()
+    (made.path / "weights.bin").write_text("y")
+    with pytest.raises(ManifestError, match="weights.bin: expected sha256"):
+        made.verify()
+
+
+def test_a_missing_reference_says_what_there_is(store: Store) -> None:
+    make(store)
+    with pytest.raises(ArtifactError, match="draft=b: no such draft under .*; there is: a:v0"):
+        store.resolve("draft", "b")
+    with pytest.raises(ArtifactError, match="cache=a: no such cache"):
+        store.resolve("cache", "a")
+
+
+def test_a_folder_of_another_kind_is_refused(store: Store) -> None:
+    with pytest.raises(ArtifactError, match="expected an artifact of kind cache, got draft"):
+        store.resolve("cache", str(make(store).path))
+
+
+def test_names_that_would_leave_the_folder_are_refused(store: Store) -> None:
+    with pytest.raises(ArtifactError, match="artifact name '../x'"):
+        store.begin("draft", "../x", 1, "f", {}, {})
+
+
+def test_manifest_holds_lineage_and_versions(store: Store) -> None:
+    manifest = make(store).manifest
+    assert (
+        manifest.parents == {"cache": "c"}
+        and manifest.config == {"lr": 0.1}
+        and manifest.counts == {"steps": 2}
+    )
+    assert manifest.packages["torch"].startswith("2.")
+    assert list(manifest.files) == ["weights.bin"]
+
+
+def test_what_a_killed_writer_left_behind_is_not_committed(store: Store) -> None:
+    work = store.begin("draft", "a", 1, "f" * 64, {}, {})
+    (work.path / "weights.bin").write_text("x")
+    (work.path / "sub").mkdir()
+    for leftover in (".manifest.json.123.tmp", "sub/.index.parquet.9.tmp"):
+        (work.path / leftover).write_text("half")
+    assert list(store.commit(work, {}).manifest.files) == ["weights.bin"]
+
+
+def test_a_damaged_manifest_does_not_stop_work_on_others(store: Store, capsys) -> None:
+    bad, good = make(store, "bad", "1" * 64), make(store, "good", "2" * 64)
+    (bad.path / "manifest.json").write_text("{")
+    assert [a.path for a in store.list()] == [good.path]
+    assert "passed over" in capsys.readouterr().out
+    with pytest.raises(ManifestError, match="manifest.json: expected JSON"):
+        store.resolve("draft", str(bad.path))

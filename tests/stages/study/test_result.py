@@ -1,0 +1,106 @@
+"""Fronts, checks and the report of a study, on entries written by hand; a small pool simulated for the checks."""
+
+import numpy as np
+import pytest
+
+from data_specs.sps import locate, read_table
+from pipeline.config import StudyConfig
+from stages.study import report
+from stages.study.points import arms
+from stages.study.result import Facts, Recorded, checks, falls, fronts, result_of
+from stages.study.simulation import Answer
+
+NONE = dict.fromkeys(("speed_p50", "speed_p95", "accepted_length", "acceptance", "ttft_p50", "steady"))
+
+
+def entry(policy: str, concurrency: int, speed: float, throughput: float, budget: float = 1.0):
+    found = NONE | {"speed": speed, "throughput": throughput, "budget": budget}
+    found |= {f"{part}_share": 0.2 for part in report.SHARES}
+    return {
+        "policy": policy,
+        "concurrency": concurrency,
+        "repeats": 1,
+        "throughputs": [throughput],
+        "metrics": found,
+    }
+
+
+ENTRIES = [
+    entry("plain", 1, 10.0, 10.0), entry("plain", 8, 9.0, 70.0),
+    entry("fixed_1", 1, 20.0, 20.0, 2.0), entry("fixed_1", 8, 7.0, 50.0, 2.0),
+    entry("algorithm_1", 1, 19.0, 19.0, 2.0), entry("algorithm_1", 8, 8.0, 60.0, 1.5),
+]  # fmt: skip
+
+
+def test_fronts_by_policy() -> None:
+    assert fronts(ENTRIES, [8.0, 15.0]) == {
+        "points": {
+            "plain": [[9.0, 70.0], [10.0, 10.0]], "fixed_1": [[7.0, 50.0], [20.0, 20.0]],
+            "algorithm_1": [[8.0, 60.0], [19.0, 19.0]],
+        },
+        "sla": {
+            "plain": {"8": 70.0, "15": None},
+            "fixed_1": {"8": pytest.approx(50 - 30 / 13), "15": pytest.approx(50 - 240 / 13)},
+            "algorithm_1": {"8": 60.0, "15": pytest.approx(60 - 41 * 7 / 11)},
+        },
+    }  # fmt: skip
+
+
+def test_checks() -> None:
+    assert checks(ENTRIES, drafts=1) == {
+        "algorithm_1": {
+            "against": ["fixed_1"], "shortfall": pytest.approx(0.05), "limit": 0.02, "holds": False,
+            "same_load": pytest.approx(0.05), "plain_ahead_from": 8, "budgets": [[1, 2.0], [8, 1.5]],
+            "budget_falls": True,
+        }
+    }  # fmt: skip
+
+
+def test_what_falls() -> None:
+    assert falls([3.0, 3.05, 1.0]) and falls([1.0])
+    assert not falls([3.0, 3.1, 1.0]) and not falls([2.0, 2.0])
+
+
+def answers(count: int) -> list[Answer]:
+    """A head whose confidences are the very probabilities that its drafts hold."""
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        likely = np.clip(rng.beta(3, 1.5) + rng.normal(0, 0.2, (40, 7)), 0.02, 0.98)
+        held = (rng.random((40, 7)) < likely).cumprod(1).sum(1)
+        made.append(Answer(20, 41, likely, held))
+    return made
+
+
+def test_with_true_confidences_the_scheduler_is_nowhere_below_the_best_fixed_length() -> None:
+    """The issue's check, on the H100 table: within 2 % of the best of all lengths, a budget that falls with load."""
+    study = StudyConfig(policies=["algorithm_1"], simulated_concurrencies=[2, 16, 64, 256, 1024])
+    facts = Facts("d", "t", {}, [], 41, "cpu", "float32", True, 7, ["algorithm_1"], 0.5, 0, {})
+    table = read_table(locate("h100_qwen3_4b"))
+    result = result_of(Recorded({}, answers(48)), study, facts, arms(["algorithm_1"], 7, 0.5), [table])
+    found = result["checks"]["h100_qwen3_4b"]["algorithm_1"]
+    assert found["shortfall"] <= 0.02 and found["holds"] and found["budget_falls"]
+    assert found["budgets"][0][1] > 7 and found["budgets"][-1][1] < 4
+
+
+def test_the_report_draws_and_tells(tmp_path, monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr(report, "save", lambda figure, path: drawn.append((path.name, figure)))
+    prediction = [{"policy": "plain", "concurrency": 8, "real": 70.0, "simulated": 77.0, "error": 0.1}]
+    facts = {"draft": "d", "target": "t", "sampler": {"temperature": 0.0}, "benchmarks": ["b"], "max_new_tokens": 8,
+             "device": "cpu", "dtype": "float32", "calibrated": False, "threshold": 0.5, "notes": {},
+             "policies": ["plain", "algorithm_1"]}  # fmt: skip
+    result = {
+        "facts": facts, "real": ENTRIES, "prediction": prediction, "fronts": {"measured": fronts(ENTRIES, [15.0])},
+        "checks": {"box": checks(ENTRIES, 1)},
+        "simulated": [e | {"sps": "this machine", "arrival": None} for e in ENTRIES],
+    }  # fmt: skip
+    report.write_report(tmp_path, result)
+    assert [name for name, _ in drawn] == ["study_front_measured.png", "study_load_measured.png"]
+    (axis,) = drawn[0][1].axes
+    assert axis.get_legend_handles_labels()[1] == ["other lengths", "plain", "algorithm_1"]
+    text = (tmp_path / "study.md").read_text()
+    assert "| plain | 8 | 70.0 | 77.0 | +10.0 % |" in text
+    assert "off by 10.0% at most (plain at 8)" in text
+    assert "box: algorithm_1 lies at most 5.0% below" in text and "does NOT hold" in text
+    assert "box: from 8 requests on plain decoding serves more" in text
