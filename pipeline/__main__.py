@@ -193,13 +193,13 @@ def _draft(config: schema.Config, store: Store, made: dict[str, Artifact]) -> Ar
     return store.resolve("draft", reference)
 
 
-def _layout() -> variants.Layout:
+def _layout() -> variants.Comparison:
     """The variants of a comparison, composed as this run is, each with overrides of its own."""
     return _laid_out(tuple(HydraConfig.get().overrides.task))
 
 
 @functools.cache
-def _laid_out(task: tuple[str, ...]) -> variants.Layout:
+def _laid_out(task: tuple[str, ...]) -> variants.Comparison:
     base = schema.resolve(hydra.compose("config", list(task)))
     return variants.lay_out(base, lambda more: hydra.compose("config", [*task, *more]))
 

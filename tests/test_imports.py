@@ -33,7 +33,7 @@ def test_direction(path: Path) -> None:
         others = {".".join(n.split(".")[:2]) for n in found if n.startswith("stages.")}
         assert others <= {f"stages.{place.parts[1]}"}, "a stage imports another"
     assert "wandb" not in tops or place.as_posix() == "pipeline/store/tracking.py"
-    assert "deepspeed" not in tops or place.as_posix() == "stages/train/engine.py"
+    assert "deepspeed" not in tops or place.as_posix() == "stages/train/trainer.py"
 
 
 def test_no_pickle_and_no_remote_code() -> None:

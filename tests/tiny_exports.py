@@ -10,7 +10,7 @@ import torch
 from pipeline.drafts import registry
 from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
-from stages.export.source import Source, read_source
+from stages.export.source import DraftSource, read_source
 
 IDS = torch.arange(5, 272, 3)
 RANK = {"markov_rank": 64}
@@ -59,7 +59,7 @@ def make(name: str) -> Model:
     return draft.eval()
 
 
-def saved(name: str, folder: Path) -> tuple[Model, Source]:
+def saved(name: str, folder: Path) -> tuple[Model, DraftSource]:
     """The draft ``name`` and what an export reads of its folder."""
     draft = make(name)
     checkpoint.save(draft, folder)

@@ -35,7 +35,7 @@ REFERENCE_EVERY = 2  # steps
 
 
 @dataclass(frozen=True)
-class Served:
+class AnsweredRequest:
     """A request's answer. ``rounds[0]`` is its prefill; a step's seconds are shared among those that took part."""
 
     request: Request
@@ -106,7 +106,7 @@ class Engine:
         self._live: list[_Live] = []
         self._origin = self._mark = 0.0
 
-    def serve(self, requests: Iterable[Request]) -> Iterator[Served]:
+    def serve(self, requests: Iterable[Request]) -> Iterator[AnsweredRequest]:
         """Answer ``requests``, each not before its arrival; they come out in the order in which they end.
 
         Raises ``DecodeError`` naming the request that no slot can hold.
@@ -159,7 +159,7 @@ class Engine:
                 self.ragged.keep(slot, 0)
                 self._live.append(_Live(queue.popleft(), slot, state, self._time()))
 
-    def _step(self) -> list[Served]:
+    def _step(self) -> list[AnsweredRequest]:
         """Prefill, then draft and verify; those that ended."""
         began = self._time()
         chunks = _chunks(self._live, self.prefill_tokens)
@@ -305,11 +305,11 @@ class Engine:
     def _ended(self, live: _Live) -> bool:
         return live.answer[-1] in self.target.eos or len(live.answer) >= live.request.max_new_tokens
 
-    def _served(self, live: _Live) -> Served:
+    def _served(self, live: _Live) -> AnsweredRequest:
         finish = "stop" if live.answer[-1] in self.target.eos else "length"
         number, arrival = live.request.number, live.request.arrival
         times = Times(number, len(live.answer), arrival, live.admitted, live.first_token, self._time())
-        return Served(live.request, live.answer, finish, live.rounds, times)
+        return AnsweredRequest(live.request, live.answer, finish, live.rounds, times)
 
     # --- the clock: laps leave no time out ---
 

@@ -38,7 +38,7 @@ Answer = Callable[[str, Speaker, dict[str, list[Prompt]]], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CalibrationPlan:
     """A calibration that is wanted, before anything is decoded: see data_specs/calibration.py for the fields."""
 
     folder: Path  # of the draft
@@ -53,7 +53,7 @@ class Plan:
 
 def make_plan(
     config: Config, draft: Artifact | Path, folder: Path, sampler: Sampler, target: str
-) -> Plan | None:
+) -> CalibrationPlan | None:
     """What to calibrate, or None: ``evaluate.calibrate=null`` means when the draft in ``folder`` has confidences.
 
     Raises ``ConfigError`` where it is asked for and cannot be: no confidence head, no held-out prompts.
@@ -77,11 +77,16 @@ def make_plan(
     limits = [settings.max_new_tokens, settings.calibration_prompts, config.seed]
     # Without the draft, which is compared by itself: an export's is the same under another fingerprint.
     made_with = fingerprint(made_of, limits, heldout.contents(config.data))
-    return Plan(folder, draft_contents(folder), made_with=made_with, **made_of)
+    return CalibrationPlan(folder, draft_contents(folder), made_with=made_with, **made_of)
 
 
 def obtain(
-    config: Config, plan: Plan, folder: Path, speaker: Speaker, reported: Collection[str], answer: Answer
+    config: Config,
+    plan: CalibrationPlan,
+    folder: Path,
+    speaker: Speaker,
+    reported: Collection[str],
+    answer: Answer,
 ) -> Calibration:
     """The calibration of ``plan``: that of the evaluation in ``folder`` (it was killed), the draft's, or a new one.
 
@@ -108,7 +113,7 @@ def obtain(
     return made
 
 
-def find(plan: Plan, folder: Path, drafts: int, reported: Collection[str]) -> Calibration | None:
+def find(plan: CalibrationPlan, folder: Path, drafts: int, reported: Collection[str]) -> Calibration | None:
     """The calibration of ``plan`` that ``folder`` holds, if it was made with these settings on unreported prompts.
 
     ``drafts`` is G. Raises ``CalibrationFileError`` for one that is another draft's, or damaged.
@@ -120,7 +125,7 @@ def find(plan: Plan, folder: Path, drafts: int, reported: Collection[str]) -> Ca
     return found if fits else None
 
 
-def fitted(plan: Plan, rounds: pa.Table, drafts: int) -> Calibration:
+def fitted(plan: CalibrationPlan, rounds: pa.Table, drafts: int) -> Calibration:
     """Temperatures from the ``rounds`` of held-out prompts; raises ``CalibrationError`` where there are none."""
     seen = observe(rounds, drafts)
     temperatures = [float(t) for t in fit(seen.confidences, seen.accepted, seen.proposed)]
@@ -131,19 +136,19 @@ def fitted(plan: Plan, rounds: pa.Table, drafts: int) -> Calibration:
     )  # fmt: skip
 
 
-def keep(calibration: Calibration, folder: Path, plan: Plan) -> None:
+def keep(calibration: Calibration, folder: Path, plan: CalibrationPlan) -> None:
     """Write ``calibration`` into the evaluation's ``folder``, and the draft's where that may and can be written."""
     write_calibration(folder, calibration)
     _keep_beside_the_draft(calibration, plan)
 
 
-def restore(plan: Plan, evaluation: Path, drafts: int) -> None:
+def restore(plan: CalibrationPlan, evaluation: Path, drafts: int) -> None:
     """Put the calibration of a finished ``evaluation`` beside its draft, where there is none any more."""
     if not (plan.folder / CALIBRATION).is_file():
         _keep_beside_the_draft(read_calibration(evaluation, plan.draft, drafts), plan)
 
 
-def _keep_beside_the_draft(calibration: Calibration, plan: Plan) -> None:
+def _keep_beside_the_draft(calibration: Calibration, plan: CalibrationPlan) -> None:
     path = plan.folder / CALIBRATION
     there = path.is_file()
     if there and read_calibration(plan.folder, plan.draft, len(calibration.temperatures)) == calibration:

@@ -29,7 +29,7 @@ ELSEWHERE = ("files", "calibrate", "calibration_prompts", *PROFILED)
 
 
 @dataclass(frozen=True)
-class Job:
+class EvaluationJob:
     """What is asked for, known before any prompt is read or model is loaded."""
 
     draft: Path
@@ -37,11 +37,11 @@ class Job:
     parents: dict[str, str]
     benchmarks: list[Benchmark]
     sampler: Sampler
-    calibration: calibrate.Plan | None
+    calibration: calibrate.CalibrationPlan | None
     fingerprint: str
 
 
-def make_job(config: Config, draft: Artifact | Path) -> Job:
+def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
     """Check the settings and identify the evaluation by draft, target, benchmarks and settings."""
     settings = section(config.evaluate)
     sampler = Sampler(**{name: settings[name] for name in ("temperature", "top_p", "top_k", "min_p")})
@@ -58,7 +58,9 @@ def make_job(config: Config, draft: Artifact | Path) -> Job:
         calibration and calibration.made_with,
         [settings[name] for name in PROFILED] if config.profile else None,
     ]  # fmt: skip
-    return Job(folder, name, {"draft": made_of}, benchmarks, sampler, calibration, fingerprint(*parts))
+    return EvaluationJob(
+        folder, name, {"draft": made_of}, benchmarks, sampler, calibration, fingerprint(*parts)
+    )
 
 
 def check_fit(folder: Path, tensors: TargetTensors) -> None:

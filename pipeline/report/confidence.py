@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.model import Cell, Drawing, Drawings, Note, Section, Table, plain, words
-from pipeline.report.svg import Axis, Point, Series, linear, plot, shares, swatch
+from pipeline.report.svg import Axis, PlottedPoint, Series, linear, plot, shares, swatch
 
 CALIBRATION, SWEEP = "Calibration of the confidences", "Threshold of the confidence"
 QUALITY = (("ECE", "ece", "{:.1%}"), ("AUC", "auc", "{:.3f}"), ("Brier", "brier", "{:.3f}"))
@@ -79,7 +79,7 @@ def _bins(label: str, style: int, quality: dict[str, Any]) -> Series:
     for x, y, count in zip(quality["predicted"], quality["observed"], quality["counts"], strict=True):
         if count and x is not None and y is not None:
             text = f"{label}: {x:.3f} predicted, {y:.3f} observed, {count} rounds"
-            points.append(Point(x, y, size=1.5 + 2.5 * (count / most) ** 0.5, text=text))
+            points.append(PlottedPoint(x, y, size=1.5 + 2.5 * (count / most) ** 0.5, text=text))
     return Series(label, style, points, loose=True)  # a line would jump between bins of a few rounds
 
 
@@ -114,7 +114,7 @@ def sweep(evaluation: Evaluation) -> Section:
 def _line(found: list[dict[str, Any]], key: str, style: int) -> Series:
     label = key.replace("_", " ")
     known = [(row["threshold"], row[key]) for row in found if row[key] is not None]
-    return Series(label, style, [Point(x, y, text=f"{label} at {x:g}: {y:.3f}") for x, y in known])
+    return Series(label, style, [PlottedPoint(x, y, text=f"{label} at {x:g}: {y:.3f}") for x, y in known])
 
 
 def _sweep_table(found: list[dict[str, Any]]) -> Table:

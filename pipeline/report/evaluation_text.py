@@ -34,7 +34,7 @@ NARROW = (
 
 
 @dataclass(frozen=True)
-class Facts:
+class EvaluationFacts:
     """What was evaluated, and how: recorded in the summary, shown under the table."""
 
     draft: str
@@ -50,7 +50,11 @@ class Facts:
 
 
 def write_report(
-    folder: Path, facts: Facts, positions: int, resamples: int, sections: dict[str, Any] | None = None
+    folder: Path,
+    facts: EvaluationFacts,
+    positions: int,
+    resamples: int,
+    sections: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Make the report's files in ``folder`` from its rounds; returns what summary.json holds.
 
@@ -66,7 +70,7 @@ def write_report(
     return result
 
 
-def summarise(rounds: pa.Table, facts: Facts, positions: int, resamples: int) -> dict[str, Any]:
+def summarise(rounds: pa.Table, facts: EvaluationFacts, positions: int, resamples: int) -> dict[str, Any]:
     """Counts and metrics of every benchmark, their macro average, and the same by context length."""
     benchmarks: dict[str, Any] = {}
     parts = []

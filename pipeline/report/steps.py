@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.model import Cell, Drawing, Drawings, Note, Section, Table, plain, words
-from pipeline.report.svg import Point, Series, linear, plot, powers, swatch
+from pipeline.report.svg import PlottedPoint, Series, linear, plot, powers, swatch
 
 TITLE = "Steps a second by tokens, SPS(B)"
 DRAWN = "Steps a second by tokens of a verification pass"
@@ -40,7 +40,7 @@ def _series(style: int, curve: dict[str, Any]) -> Series:
     for p in curve["points"]:
         (low, high), rate = p["interval"], 1 / p["seconds"]
         told = f"{label}, {p['tokens']} tokens: {rate:.1f} steps a second"
-        points.append(Point(p["tokens"], rate, 1 / high, 1 / low, told))
+        points.append(PlottedPoint(p["tokens"], rate, 1 / high, 1 / low, told))
     return Series(label, style, points)
 
 

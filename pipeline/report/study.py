@@ -7,7 +7,7 @@ from typing import Any
 
 from data_specs.study import MACHINE, MEASURED
 from pipeline.report.model import Block, Cell, Drawing, Drawings, Heading, Note, Section, Table, plain, words
-from pipeline.report.svg import Axis, Point, Series, linear, plot, powers, swatch
+from pipeline.report.svg import Axis, PlottedPoint, Series, linear, plot, powers, swatch
 
 TITLE = "Serving under load"
 METRICS = (  # column, metric, format
@@ -113,14 +113,16 @@ def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts:
     if x == "speed" and fronts:
         loose = [Series(one.label, one.style, one.points, loose=True) for one in lines]
         lines = [
-            Series(p, style, [Point(*at) for at in fronts[p]]) for style, p in enumerate(order) if p in fronts
+            Series(p, style, [PlottedPoint(*at) for at in fronts[p]])
+            for style, p in enumerate(order)
+            if p in fronts
         ] + loose
     points = [point for one in lines for point in one.points]
     up = linear(UNITS[y], [p.y for p in points])
     return Drawing(title, plot(title, [one for one in lines if one.points], _across(x, points), up))
 
 
-def _across(x: str, points: Sequence[Point]) -> Axis:
+def _across(x: str, points: Sequence[PlottedPoint]) -> Axis:
     values = [point.x for point in points]
     return powers(UNITS[x], values) if x == "concurrency" and values else linear(UNITS[x], values)
 
@@ -136,7 +138,7 @@ def _line(policy: str, style: int, runs: Runs, x: str, y: str) -> Series:
         known["speed"] = known.get("speed", known["speed_p50"])
         if known.get(x) is not None and known.get(y) is not None:
             text = f"{policy}, {run['concurrency']} at a time: {known[x]:.4g} {UNITS[x]}, {known[y]:.4g} {UNITS[y]}"
-            points.append(Point(known[x], known[y], text=text))
+            points.append(PlottedPoint(known[x], known[y], text=text))
     return Series(policy, style, points)
 
 

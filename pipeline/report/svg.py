@@ -44,7 +44,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Point:
+class PlottedPoint:
     """A value at ``x`` with its interval, and what is said when it is pointed at."""
 
     x: float
@@ -61,7 +61,7 @@ class Series:
 
     label: str
     style: int
-    points: Sequence[Point]
+    points: Sequence[PlottedPoint]
     loose: bool = False
 
 
@@ -95,7 +95,7 @@ def series(label: str, style: int, places: Sequence[float], figures: Sequence[di
         if (value := figure["value"]) is not None:
             low, high = figure["interval"] or (None, None)
             told = f"{value:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
-            points.append(Point(place, value, low, high, f"{label}, {place:g}: {told}"))
+            points.append(PlottedPoint(place, value, low, high, f"{label}, {place:g}: {told}"))
     return Series(label, style, points)
 
 

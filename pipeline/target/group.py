@@ -30,7 +30,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @dataclass
-class Group:
+class TargetGroup:
     """This process's group: ``size`` ranks from rank ``first`` on.
 
     What fails while all ranks do the same thing fails on all of them, or ends the others with the process that failed:
@@ -115,7 +115,7 @@ def together(method: Method) -> Method:
 
 
 @contextmanager
-def join(cfg: TargetConfig, device: torch.device) -> Iterator[Group]:
+def join(cfg: TargetConfig, device: torch.device) -> Iterator[TargetGroup]:
     """The group of this rank, ``target.tensor_parallel`` neighbours; all ranks have to come here equally often.
 
     Raises ``ConfigError`` when the ranks cannot be divided into such groups, or the target is not to run where
@@ -128,7 +128,7 @@ def join(cfg: TargetConfig, device: torch.device) -> Iterator[Group]:
     store = dist.PrefixStore(f"target-{next(JOINED)}-{number}", _store())
     dist.init_process_group(backend, store=store, rank=place, world_size=size, timeout=PATIENCE)
     try:
-        yield Group(size, number * size, leads=place == 0)
+        yield TargetGroup(size, number * size, leads=place == 0)
     finally:
         dist.destroy_process_group()
 

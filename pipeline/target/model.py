@@ -28,7 +28,7 @@ from pipeline.target.files import (
     resolve_taps,
     text_config,
 )
-from pipeline.target.group import LOAD, Group, together
+from pipeline.target.group import LOAD, TargetGroup, together
 from pipeline.target.rewind import RewindCache
 
 
@@ -46,7 +46,7 @@ class Target:
     Not in inference mode: transformers' split models rebuild tensors in a way that it refuses.
     """
 
-    def __init__(self, model: Any, folder: Path, taps: list[int], group: Group | None = None) -> None:
+    def __init__(self, model: Any, folder: Path, taps: list[int], group: TargetGroup | None = None) -> None:
         self.model = model.eval().requires_grad_(False)
         self.group = group
         self.config = text_config(self.model.config)
@@ -66,7 +66,9 @@ class Target:
             self._hook(tap)
 
     @classmethod
-    def load(cls, cfg: TargetConfig, taps: list[int] | None = None, group: Group | None = None) -> Target:
+    def load(
+        cls, cfg: TargetConfig, taps: list[int] | None = None, group: TargetGroup | None = None
+    ) -> Target:
         """Load the target that ``cfg`` names; ``taps`` instead of those of ``cfg`` where given.
 
         ``group``: the ranks that hold it together. ``ConfigError`` where ``cfg`` asks for such ranks and there is none.
@@ -241,7 +243,7 @@ def _check_heads(target: Target, size: int) -> None:
             )
 
 
-def _load_model(cfg: TargetConfig, folder: Path, group: Group | None) -> Any:
+def _load_model(cfg: TargetConfig, folder: Path, group: TargetGroup | None) -> Any:
     """The model on its device, or this rank's part of it."""
     from transformers import AutoModelForCausalLM
 

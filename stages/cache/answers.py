@@ -25,9 +25,17 @@ from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
 from pipeline.target.files import device_of, eos_ids, identity, load_tokenizer, locate, read_config
 from pipeline.target.model import Target
-from stages.cache.engine import Engine, Refusal, Reply, Request, Settings, effective_settings, left_out
 from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
-from stages.cache.prompts import Prompt, Prompts, count_table, load_prompts
+from stages.cache.prompts import TrainingPrompt, TrainingPrompts, count_table, load_prompts
+from stages.cache.source import (
+    AnswerReply,
+    AnswerRequest,
+    AnswerSource,
+    Refusal,
+    Settings,
+    effective_settings,
+    left_out,
+)
 
 ENGINES = ("hf", "openai", "given")
 CUT_WARNING = 0.1  # share of answers cut at max_new_tokens above which the user is warned (pitfall 12)
@@ -41,19 +49,19 @@ STREAM_TOKENS_A_SECOND = 30.0  # of one request to a server
 
 
 @dataclass(frozen=True)
-class Job:
+class AnswersJob:
     """All that is known before the first token: what to answer, as whom, with which settings."""
 
     config: Config
     folder: Path
     tokenizer: Any
-    prompts: Prompts
-    asked: list[Prompt]  # the prompts whose answers the cache will hold: never a benchmark's
+    prompts: TrainingPrompts
+    asked: list[TrainingPrompt]  # the prompts whose answers the cache will hold: never a benchmark's
     settings: Settings | None  # None: given answers
     fingerprint: str
 
     @property
-    def units(self) -> dict[str, list[Prompt]]:
+    def units(self) -> dict[str, list[TrainingPrompt]]:
         """Unit name -> its prompts; from the list of prompts alone, so the same in every process."""
         step = self.config.answers.chunk_prompts
         return {f"{i // step:05d}": self.asked[i : i + step] for i in range(0, len(self.asked), step)}
@@ -93,7 +101,7 @@ def _already(found: Artifact) -> Artifact:
     return found
 
 
-def prepare(config: Config) -> Job:
+def prepare(config: Config) -> AnswersJob:
     """Check the config, read the prompts and identify the target; raises ``ConfigError`` naming the key."""
     _check(config)
     given = config.answers.engine == "given"
@@ -106,12 +114,12 @@ def prepare(config: Config) -> Job:
     if not asked:
         raise ConfigError(f"data: no prompt to answer; read {prompts.read}, rejected {prompts.rejected}")
     settings = None if given else _settings(config, folder)
-    return Job(
+    return AnswersJob(
         config, folder, tokenizer, prompts, asked, settings, _fingerprint(config, folder, prompts, settings)
     )
 
 
-def answer_units(job: Job, work: Work) -> None:
+def answer_units(job: AnswersJob, work: Work) -> None:
     """Answer every unit that nobody has answered yet, sharing them with the other ranks."""
     units = job.units
     share = WorkShare(work.path, list(units), lambda unit: _path(work.path, unit).is_file())
@@ -127,7 +135,7 @@ def answer_units(job: Job, work: Work) -> None:
             write_answers(_path(work.path, unit), rows, counts)
 
 
-def finish(job: Job, folder: Path) -> dict[str, Any]:
+def finish(job: AnswersJob, folder: Path) -> dict[str, Any]:
     """The counts of the manifest, from the files alone; leftovers of killed writers are removed."""
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
@@ -184,7 +192,7 @@ def report(artifact: Artifact) -> None:
 class _Talk:
     """A conversation on its way: the user's turns, and what has been said so far."""
 
-    prompt: Prompt
+    prompt: TrainingPrompt
     questions: list[Message]
     history: list[Message]
     rows: list[AnswerRow] = field(default_factory=list)
@@ -192,7 +200,7 @@ class _Talk:
 
 
 def answer_unit(
-    job: Job, engine: Engine, unit: str, advance: Callable[[int, int], None]
+    job: AnswersJob, engine: AnswerSource, unit: str, advance: Callable[[int, int], None]
 ) -> tuple[list[AnswerRow], Counter[str]]:
     """Rows and counts of one unit: all first turns together, then all second ones with the target's answers.
 
@@ -217,10 +225,15 @@ def answer_unit(
 
 
 def _pending(
-    job: Job, engine: Engine, talks: list[_Talk], turn: int, counts: Counter[str], done: Callable[[int], None]
-) -> list[tuple[_Talk, Request]]:
+    job: AnswersJob,
+    engine: AnswerSource,
+    talks: list[_Talk],
+    turn: int,
+    counts: Counter[str],
+    done: Callable[[int], None],
+) -> list[tuple[_Talk, AnswerRequest]]:
     """The conversations that have a turn number ``turn``, with the request for it; the others end here."""
-    pending: list[tuple[_Talk, Request]] = []
+    pending: list[tuple[_Talk, AnswerRequest]] = []
     for talk in (talk for talk in talks if not talk.over and turn < len(talk.questions)):
         talk.history.append(talk.questions[turn])
         request = _request(job, engine, talk.history)
@@ -233,7 +246,7 @@ def _pending(
 
 
 def given_unit(
-    job: Job, unit: str, advance: Callable[[int, int], None]
+    job: AnswersJob, unit: str, advance: Callable[[int, int], None]
 ) -> tuple[list[AnswerRow], Counter[str]]:
     """Rows and counts of one unit of answers that the data hold."""
     rows: list[AnswerRow] = []
@@ -252,12 +265,12 @@ def given_unit(
     return rows, counts
 
 
-def _talk(prompt: Prompt) -> _Talk:
+def _talk(prompt: TrainingPrompt) -> _Talk:
     system = [message for message in prompt.messages[:1] if message["role"] == "system"]
     return _Talk(prompt, [message for message in prompt.messages if message["role"] == "user"], system)
 
 
-def _request(job: Job, engine: Engine, history: list[Message]) -> Request | Rejection:
+def _request(job: AnswersJob, engine: AnswerSource, history: list[Message]) -> AnswerRequest | Rejection:
     assert job.settings is not None, "given answers ask nobody"
     try:
         ids = render_prompt(job.tokenizer, history, job.config.target.thinking)
@@ -266,7 +279,7 @@ def _request(job: Job, engine: Engine, history: list[Message]) -> Request | Reje
     room = job.settings.max_new_tokens if engine.context is None else engine.context - len(ids)
     if room < 1:
         return Rejection("prompt_too_long")
-    return Request(list(history), ids, min(room, job.settings.max_new_tokens))
+    return AnswerRequest(list(history), ids, min(room, job.settings.max_new_tokens))
 
 
 def _end(talk: _Talk, rejection: Rejection, counts: Counter[str]) -> None:
@@ -278,7 +291,7 @@ def _end(talk: _Talk, rejection: Rejection, counts: Counter[str]) -> None:
 
 
 def _record_reply(
-    job: Job, talk: _Talk, turn: int, request: Request, reply: Reply, counts: Counter[str]
+    job: AnswersJob, talk: _Talk, turn: int, request: AnswerRequest, reply: AnswerReply, counts: Counter[str]
 ) -> None:
     talk.history.append(reply.message)
     talk.rows.append(
@@ -293,8 +306,8 @@ def _record_reply(
 
 
 def _row(
-    job: Job,
-    prompt: Prompt,
+    job: AnswersJob,
+    prompt: TrainingPrompt,
     turn: int,
     prompt_ids: list[int],
     answer_ids: list[int],
@@ -330,7 +343,7 @@ class Forecast:
     least_bytes: float
 
 
-def forecast_cache(job: Job, prompts: int = PLAN_SAMPLE) -> Forecast:
+def forecast_cache(job: AnswersJob, prompts: int = PLAN_SAMPLE) -> Forecast:
     """Bounds of the cache, from at most ``prompts`` of the prompts, spread over all."""
     capture, spec = job.config.capture, spec_of(job.config, read_config(job.folder, job.config.target))
     sample = _spread(job.asked, prompts)
@@ -347,7 +360,7 @@ def forecast_cache(job: Job, prompts: int = PLAN_SAMPLE) -> Forecast:
     )
 
 
-def check_room(job: Job, forecast: Forecast, root: Path) -> None:
+def check_room(job: AnswersJob, forecast: Forecast, root: Path) -> None:
     """Refuse, before anything is answered, a cache that cannot fit the disk; warn of one that may not.
 
     Raises ``ConfigError`` naming the bytes needed and free.
@@ -367,13 +380,13 @@ def check_room(job: Job, forecast: Forecast, root: Path) -> None:
         )
 
 
-def _spread(prompts: list[Prompt], count: int) -> list[Prompt]:
+def _spread(prompts: list[TrainingPrompt], count: int) -> list[TrainingPrompt]:
     """At most ``count`` of ``prompts``, evenly spread over the list (sources may differ in length)."""
     step = max(1.0, len(prompts) / count)
     return [prompts[int(i * step)] for i in range(min(count, len(prompts)))]
 
 
-def _sample_lengths(job: Job, prompt: Prompt) -> tuple[list[int], list[int]]:
+def _sample_lengths(job: AnswersJob, prompt: TrainingPrompt) -> tuple[list[int], list[int]]:
     """Tokens of the samples that ``prompt`` makes in the cache: (at least, at most), one number a turn."""
     longest = job.config.capture.max_length
     if job.settings is None:
@@ -391,13 +404,13 @@ def _sample_lengths(job: Job, prompt: Prompt) -> tuple[list[int], list[int]]:
     return ([first + 1] if 0 < first < longest else []), most
 
 
-def show_plan(job: Job, forecast: Forecast, root: Path) -> None:
+def show_plan(job: AnswersJob, forecast: Forecast, root: Path) -> None:
     """Print what the run would make; the figures of tokens and time are estimates and say so."""
     table("Plan: answers (estimates, nothing is done)", ("", "expected"), list(plan_lines(job)))
     table("Plan: target cache of these answers", ("", "expected"), list(cache_lines(job, forecast, root)))
 
 
-def cache_lines(job: Job, forecast: Forecast, root: Path) -> Iterator[tuple[str, str]]:
+def cache_lines(job: AnswersJob, forecast: Forecast, root: Path) -> Iterator[tuple[str, str]]:
     """Lines of the plan: bounds of the cache that is captured from the answers."""
     seconds = expected_seconds(forecast.most_tokens, job.folder, job.config) / world_size()
     yield "target cache at most", f"{size(forecast.most_bytes)}, {forecast.most_tokens:,.0f} tokens"
@@ -406,7 +419,7 @@ def cache_lines(job: Job, forecast: Forecast, root: Path) -> Iterator[tuple[str,
     yield "capture time", f"{duration(seconds)}, at most"
 
 
-def plan_lines(job: Job) -> Iterator[tuple[str, str]]:
+def plan_lines(job: AnswersJob) -> Iterator[tuple[str, str]]:
     """Lines of the plan: turns, tokens, bytes on disk and time."""
     sample = job.asked[:PLAN_SAMPLE]
     scale = len(job.asked) / len(sample)
@@ -424,7 +437,7 @@ def plan_lines(job: Job) -> Iterator[tuple[str, str]]:
     yield "time", f"very roughly {duration(most / _tokens_a_second(job))}, at most"
 
 
-def _given_lines(job: Job, sample: list[Prompt], scale: float) -> Iterator[tuple[str, str]]:
+def _given_lines(job: AnswersJob, sample: list[TrainingPrompt], scale: float) -> Iterator[tuple[str, str]]:
     """Lines of the plan for answers that the data hold: a sample is tokenized."""
     started = time.monotonic()
     given = [given_rows(job.tokenizer, prompt.messages, job.config.target.thinking) for prompt in sample]
@@ -439,12 +452,12 @@ def _given_lines(job: Job, sample: list[Prompt], scale: float) -> Iterator[tuple
     yield "time", f"about {duration(scale * seconds / world_size())}"
 
 
-def _first_prompt_tokens(job: Job, prompt: Prompt) -> int:
+def _first_prompt_tokens(job: AnswersJob, prompt: TrainingPrompt) -> int:
     talk = _talk(prompt)
     return _tokens_of(job, talk.history + talk.questions[:1])
 
 
-def _tokens_of(job: Job, messages: list[Message]) -> int:
+def _tokens_of(job: AnswersJob, messages: list[Message]) -> int:
     """Tokens of ``messages`` as a prompt; 0 where the template refuses them."""
     try:
         return len(render_prompt(job.tokenizer, messages, job.config.target.thinking))
@@ -452,7 +465,7 @@ def _tokens_of(job: Job, messages: list[Message]) -> int:
         return 0
 
 
-def _tokens_a_second(job: Job) -> float:
+def _tokens_a_second(job: AnswersJob) -> float:
     """A guess from the weights' bytes, or from the number of streams of the servers."""
     answers = job.config.answers
     if answers.engine == "openai":
@@ -470,7 +483,7 @@ def _tokens_a_second(job: Job) -> float:
 class _Answerer:
     """Answers units; loads the engine for the first one: a rank that finds nothing to do loads none."""
 
-    def __init__(self, job: Job, bar: Bar) -> None:
+    def __init__(self, job: AnswersJob, bar: Bar) -> None:
         self.job, self.bar = job, bar
         self.tokens = 0
 
@@ -480,7 +493,7 @@ class _Answerer:
         return answer_unit(self.job, self.engine, unit, self.advance)
 
     @functools.cached_property
-    def engine(self) -> Engine:
+    def engine(self) -> AnswerSource:
         """The target or its servers."""
         engine = _engine(self.job)
         self.started = time.monotonic()
@@ -493,16 +506,16 @@ class _Answerer:
         self.bar.advance(prompts, note=f"{rate:.0f} tokens/s" if rate else "")
 
 
-def _engine(job: Job) -> Engine:
+def _engine(job: AnswersJob) -> AnswerSource:
     """Load the target, or reach the servers."""
     assert job.settings is not None, "given answers need no engine"
     answers, target = job.config.answers, job.config.target
     if answers.engine == "hf":
-        from stages.cache.engine_hf import HfEngine
+        from stages.cache.source_hf import HfEngine
 
         # One tap costs nothing; the states of the configured ones would be copied at every step.
         return HfEngine(Target.load(target, taps=[0]), job.tokenizer, job.settings, answers.batch_size)
-    from stages.cache.engine_openai import OpenAIEngine
+    from stages.cache.source_openai import OpenAIEngine
 
     engine = OpenAIEngine(answers.openai, job.settings, job.tokenizer, target.thinking, eos_ids(job.folder))
     if is_main():
@@ -516,11 +529,11 @@ def _settings(config: Config, folder: Path) -> Settings:
     generation = json.loads(path.read_text()) if path.is_file() else {}
     settings = effective_settings(config.answers, generation)
     if config.answers.engine == "hf":
-        from stages.cache.engine_hf import check_settings
+        from stages.cache.source_hf import check_settings
 
         check_settings(settings)
     else:
-        from stages.cache.engine_openai import check_config
+        from stages.cache.source_openai import check_config
 
         check_config(config.answers.openai)
     if is_main() and (ignored := left_out(generation)):
@@ -528,14 +541,14 @@ def _settings(config: Config, folder: Path) -> Settings:
     return settings
 
 
-def _sampling(job: Job) -> dict[str, Any]:
+def _sampling(job: AnswersJob) -> dict[str, Any]:
     """What rows and manifest record of how the answers were made."""
     if job.settings is None:
         return {"engine": "given"}
     return {"engine": job.config.answers.engine, "seed": job.config.seed, **job.settings.active()}
 
 
-def _fingerprint(config: Config, folder: Path, prompts: Prompts, settings: Settings | None) -> str:
+def _fingerprint(config: Config, folder: Path, prompts: TrainingPrompts, settings: Settings | None) -> str:
     """Over all that changes an answer; what only changes how it is made (retries, workers) stays out.
 
     The batch size is in where the target samples: the draws of a batch come from one generator.
@@ -559,7 +572,7 @@ def _record(config: Config) -> dict[str, Any]:
     return {name: section(getattr(config, name)) for name in names} | {"seed": config.seed}
 
 
-def _seed(job: Job, unit: str, turn: int) -> int:
+def _seed(job: AnswersJob, unit: str, turn: int) -> int:
     """A seed below 2**31 of (seed, unit, turn)."""
     digest = hashlib.sha256(f"{job.config.seed}/{unit}/{turn}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

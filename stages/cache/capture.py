@@ -37,7 +37,7 @@ from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
 from pipeline.target import files as targets
 from pipeline.target import group as target_group
-from pipeline.target.group import Group
+from pipeline.target.group import TargetGroup
 from pipeline.target.model import States, Target
 from stages.cache.forecast import expected_seconds, free_bytes, spec_of
 
@@ -54,7 +54,7 @@ LOGIT_ROWS = 512  # tokens whose [V] logits exist at a time
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedSample:
     """A sample to be captured: ids int64 [S], mask bool [S] (True: an answer token), and its names."""
 
     key: str
@@ -64,10 +64,10 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapturePlan:
     """What a cache will hold: the samples in cache order, their segments, and what was left out and why."""
 
-    samples: list[Planned]
+    samples: list[PlannedSample]
     segments: list[list[int]]
     truncated: int
     left_out: dict[str, int]
@@ -97,7 +97,7 @@ def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | N
         return made
 
 
-def _run(config: Config, store: Store, answers: Artifact, group: Group | None) -> Artifact | None:
+def _run(config: Config, store: Store, answers: Artifact, group: TargetGroup | None) -> Artifact | None:
     folder = targets.locate(config.target)
     model = targets.read_config(folder, config.target)
     spec = spec_of(config, model)
@@ -125,7 +125,7 @@ def _run(config: Config, store: Store, answers: Artifact, group: Group | None) -
     return artifact
 
 
-def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> Plan:
+def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> CapturePlan:
     """Samples of the answers ``rows`` by (key, turn), truncated to ``max_length``, and their segments.
 
     Left out, and counted by reason: rows of the benchmark split, rows without a supervised token after the
@@ -133,7 +133,7 @@ def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> Pla
     """
     rows = rows.combine_chunks()
     order = sorted(zip(rows["key"].to_pylist(), rows["turn"].to_pylist(), range(len(rows)), strict=True))
-    samples: list[Planned] = []
+    samples: list[PlannedSample] = []
     left_out: Counter[str] = Counter()
     truncated = 0
     for key, turn, row in order:
@@ -148,11 +148,13 @@ def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> Pla
         if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
             raise CacheError(f"sample {key}:{turn}: expected ids below {vocab_size}, got {int(ids.max())}")
         truncated += len(ids) > capture.max_length
-        samples.append(Planned(f"{key}:{turn}", split, ids[: capture.max_length], mask[: capture.max_length]))
+        samples.append(
+            PlannedSample(f"{key}:{turn}", split, ids[: capture.max_length], mask[: capture.max_length])
+        )
     if not samples:
         raise CacheError(f"no sample to cache: {len(rows)} answers read, left out: {dict(left_out)}")
     segments = plan_segments([len(sample.input_ids) for sample in samples], capture.segment_tokens)
-    return Plan(samples, segments, truncated, dict(sorted(left_out.items())))
+    return CapturePlan(samples, segments, truncated, dict(sorted(left_out.items())))
 
 
 def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
@@ -165,10 +167,10 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     return batches
 
 
-class Source(Protocol):
+class StateSource(Protocol):
     """What computes states: the target in this process, or an engine."""
 
-    def states(self, batches: Sequence[Sequence[Planned]]) -> Iterator[list[States]]:
+    def states(self, batches: Sequence[Sequence[PlannedSample]]) -> Iterator[list[States]]:
         """States of every sample of each batch: hidden [S, m*H], last_hidden [S, H]."""
         ...
 
@@ -183,7 +185,7 @@ class InProcess:
     def __init__(self, target: Target) -> None:
         self.target, self.logits = target, target.logits
 
-    def states(self, batches: Sequence[Sequence[Planned]]) -> Iterator[list[States]]:
+    def states(self, batches: Sequence[Sequence[PlannedSample]]) -> Iterator[list[States]]:
         """See ``Source``; ``CacheError`` naming the first sample of a batch whose states have another length."""
         for batch in batches:
             ids = torch.nn.utils.rnn.pad_sequence(
@@ -205,7 +207,7 @@ class InProcess:
 
 
 def capture(
-    source: Source, samples: Sequence[Planned], spec: CacheSpec, batch_tokens: int
+    source: StateSource, samples: Sequence[PlannedSample], spec: CacheSpec, batch_tokens: int
 ) -> Iterator[tuple[int, Sample]]:
     """(index, sample) of all ``samples``, batch by batch, shortest first; all states are finite."""
     batches = plan_batches([len(sample.input_ids) for sample in samples], batch_tokens)
@@ -277,7 +279,9 @@ def _reject(split: str, mask: Tensor) -> str | None:
     return None if bool(mask[1:].any()) else "no supervised token"
 
 
-def _capture_all(config: Config, work: Work, plan: Plan, spec: CacheSpec, group: Group | None) -> None:
+def _capture_all(
+    config: Config, work: Work, plan: CapturePlan, spec: CacheSpec, group: TargetGroup | None
+) -> None:
     """Capture the segments that nobody has committed, shared with the other processes (groups of them)."""
     numbers = {segment_name(number): number for number in range(len(plan.segments))}
     share = WorkShare(work.path, list(numbers), lambda unit: segment_is_done(work.path, numbers[unit]))
@@ -305,8 +309,8 @@ def _capture_all(config: Config, work: Work, plan: Plan, spec: CacheSpec, group:
 
 @contextmanager
 def _source(
-    config: Config, plan: Plan, spec: CacheSpec, group: Group | None, folder: Path
-) -> Iterator[Source]:
+    config: Config, plan: CapturePlan, spec: CacheSpec, group: TargetGroup | None, folder: Path
+) -> Iterator[StateSource]:
     """The target that ``capture.engine`` names."""
     if config.capture.engine == "vllm":
         from stages.cache.capture_vllm import vllm_target
@@ -330,7 +334,13 @@ def _engine(config: Config) -> dict[str, str]:
 
 
 def _capture_segment(
-    source: Source, plan: Plan, number: int, spec: CacheSpec, batch_tokens: int, folder: Path, advance: Any
+    source: StateSource,
+    plan: CapturePlan,
+    number: int,
+    spec: CacheSpec,
+    batch_tokens: int,
+    folder: Path,
+    advance: Any,
 ) -> None:
     """Capture one segment in batches by length, and write it in the segment's own order."""
     planned = [plan.samples[i] for i in plan.segments[number]]
@@ -342,7 +352,7 @@ def _capture_segment(
     write_segment(folder, number, [sample for sample in captured if sample is not None], spec)
 
 
-def _sample(source: Source, planned: Planned, states: States, spec: CacheSpec) -> Sample:
+def _sample(source: StateSource, planned: PlannedSample, states: States, spec: CacheSpec) -> Sample:
     """The states of one sample, on the CPU, in memory of their own."""
     return Sample(
         input_ids=planned.input_ids,
@@ -359,7 +369,7 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _logits(source: Source, last_hidden: Tensor, spec: CacheSpec) -> Logits:
+def _logits(source: StateSource, last_hidden: Tensor, spec: CacheSpec) -> Logits:
     """Logits of final states [S, H], a few rows at a time: the K largest and the log-sum-exp, or all."""
     values, ids, sums = [], [], []
     for rows in last_hidden.split(LOGIT_ROWS):
@@ -383,7 +393,7 @@ def _check_room(spec: CacheSpec, tokens: Sequence[int], folder: Path) -> None:
         )
 
 
-def _finish(work: Work, plan: Plan, spec: CacheSpec, engine: dict[str, str]) -> dict[str, Any]:
+def _finish(work: Work, plan: CapturePlan, spec: CacheSpec, engine: dict[str, str]) -> dict[str, Any]:
     """Hash all segments once more against their records, write the index, and return the counts.
 
     Raises ``CacheError`` (and removes the segment, so that the next run makes it anew) when one is damaged.
@@ -409,7 +419,7 @@ def _summary(counts: dict[str, Any]) -> str:
     return f"{text}, {size(counts['bytes'])}; truncated {counts['truncated']}; left out: {left_out}"
 
 
-def _print_plan(plan: Plan, spec: CacheSpec, root: Path, folder: Path, config: Config) -> None:
+def _print_plan(plan: CapturePlan, spec: CacheSpec, root: Path, folder: Path, config: Config) -> None:
     tokens = [plan.tokens(number) for number in range(len(plan.segments))]
     seconds = expected_seconds(sum(tokens), folder, config)
     supervised = sum(int(sample.loss_mask.sum()) for sample in plan.samples)

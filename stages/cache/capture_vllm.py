@@ -25,7 +25,7 @@ from pipeline.console import say
 from pipeline.ranks import is_main
 from pipeline.target.files import TargetTensors, device_of, dtype_of, load_tensors, locate, quiet_transformers
 from pipeline.target.model import States, shape_logits
-from stages.cache.capture import Planned
+from stages.cache.capture import PlannedSample
 from stages.cache.vllm_process import Worker, environment_of, started
 
 AHEAD = 1  # batches that vLLM has in hand while one is read here
@@ -33,7 +33,7 @@ MOST_SEQUENCES = 256  # of one pass
 MEMORY = 0.85  # share of a GPU that vLLM takes: the head of this process needs some as well
 # Logits by another kernel than vLLM's, of states in bf16: the share of the largest by which two may be confused.
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
-Batch = Sequence[Planned]
+Batch = Sequence[PlannedSample]
 
 
 class VllmTarget:
@@ -84,14 +84,14 @@ class VllmTarget:
         ]
 
     @torch.no_grad()
-    def _read(self, planned: Planned, path: Path, following: int) -> States:
+    def _read(self, planned: PlannedSample, path: Path, following: int) -> States:
         raw = self._checked(planned, path).to(self.device)
         path.unlink()
         last = self.norm(raw[:, -1])
         self._check_prediction(planned, last[-1:], following)
         return States(raw[:, self.columns].flatten(1), last)
 
-    def _checked(self, planned: Planned, path: Path) -> Tensor:
+    def _checked(self, planned: PlannedSample, path: Path) -> Tensor:
         """The states [S, layers, H] in ``path``, if they are of the sample's ids."""
         name, ids = f"sample {planned.key}", planned.input_ids
         try:
@@ -109,7 +109,7 @@ class VllmTarget:
             )
         return states
 
-    def _check_prediction(self, planned: Planned, last: Tensor, following: int) -> None:
+    def _check_prediction(self, planned: PlannedSample, last: Tensor, following: int) -> None:
         """The head on the final state [1, H] has to choose vLLM's token: so norm and layers are the right ones."""
         logits = self.logits(last)[0].float()
         gap = float(logits.max() - logits[following])

@@ -16,7 +16,7 @@ SPLITS = ("train", "heldout", "benchmark")
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TrainingPrompt:
     """One usable row: its key and split (pipeline/prompts/rows.py), its category if it has one, its conversation."""
 
     key: str
@@ -26,10 +26,10 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class TrainingPrompts:
     """The accepted rows in the order of the sources, and the count of every reason for a rejection."""
 
-    rows: list[Prompt]
+    rows: list[TrainingPrompt]
     read: int
     rejected: dict[str, int]
 
@@ -38,7 +38,7 @@ class Prompts:
         """Rows that can be used; with the rejected ones they are all that were read."""
         return len(self.rows)
 
-    def of(self, *splits: str) -> list[Prompt]:
+    def of(self, *splits: str) -> list[TrainingPrompt]:
         """The prompts of ``splits``."""
         return [prompt for prompt in self.rows if prompt.split in splits]
 
@@ -50,7 +50,7 @@ class Prompts:
         return digest.hexdigest()
 
 
-def load_prompts(data: DataConfig, given: bool = False) -> Prompts:
+def load_prompts(data: DataConfig, given: bool = False) -> TrainingPrompts:
     """Read ``data.sources``; accepted + rejected = read.
 
     ``given``: the data's own answers are wanted, so a conversation needs one, and tool results may stay; a
@@ -58,7 +58,7 @@ def load_prompts(data: DataConfig, given: bool = False) -> Prompts:
     that do not fit and ``RowsError`` for a source that cannot be read.
     """
     _check(data)
-    accepted: dict[str, Prompt] = {}
+    accepted: dict[str, TrainingPrompt] = {}
     rejected: Counter[str] = Counter()
     read = 0
     for row in _rows(data):
@@ -74,10 +74,10 @@ def load_prompts(data: DataConfig, given: bool = False) -> Prompts:
     kept = _subset(rows, data.max_prompts)
     if len(kept) < len(rows):
         rejected["beyond_max_prompts"] = len(rows) - len(kept)
-    return Prompts(kept, read, dict(sorted(rejected.items())))
+    return TrainingPrompts(kept, read, dict(sorted(rejected.items())))
 
 
-def count_table(prompts: Prompts) -> list[tuple[str, int]]:
+def count_table(prompts: TrainingPrompts) -> list[tuple[str, int]]:
     """Lines for a table: read, accepted by split, rejected by reason."""
     splits = [(f"accepted, {split}", len(prompts.of(split))) for split in SPLITS]
     return [
@@ -92,7 +92,7 @@ def _rows(data: DataConfig) -> Iterator[dict[str, Any]]:
         yield from load_rows(source)
 
 
-def _prompt(row: dict[str, Any], data: DataConfig, given: bool) -> Prompt | Rejection:
+def _prompt(row: dict[str, Any], data: DataConfig, given: bool) -> TrainingPrompt | Rejection:
     messages = messages_of(row)
     if isinstance(messages, Rejection):
         return messages
@@ -103,7 +103,7 @@ def _prompt(row: dict[str, Any], data: DataConfig, given: bool) -> Prompt | Reje
         return Rejection("tool_results")
     key = prompt_key(messages)
     category = row.get("category")
-    return Prompt(
+    return TrainingPrompt(
         key,
         split_of(key, data.heldout, data.benchmark),
         None if category is None else str(category),
@@ -111,7 +111,7 @@ def _prompt(row: dict[str, Any], data: DataConfig, given: bool) -> Prompt | Reje
     )
 
 
-def _subset(rows: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+def _subset(rows: Sequence[TrainingPrompt], limit: int | None) -> list[TrainingPrompt]:
     """The ``limit`` rows whose salted key hashes lowest, in their order; growing the limit only adds rows.
 
     Salted, because the split is the key's own order: the lowest keys are all of one split.

@@ -12,7 +12,7 @@ import torch
 from pipeline import console
 from pipeline.config import Config, TargetConfig
 from pipeline.target.model import Target
-from stages.compare.variants import Layout
+from stages.compare.variants import Comparison
 
 CONTEXT, TOKENS = 64, 8  # of the decoding that is timed
 
@@ -26,7 +26,7 @@ class Cost:
     size: int  # bytes of its draft
 
 
-def show_plan(config: Config, layout: Layout, costs: dict[str, Cost], root: Path) -> None:
+def show_plan(config: Config, layout: Comparison, costs: dict[str, Cost], root: Path) -> None:
     """Print a line a variant and the sums; decodes a few tokens to time the target, and makes nothing."""
     token = token_seconds(config.target)
     rows, evaluating = [], 0.0

@@ -23,15 +23,15 @@ from pipeline.store.work import begin_once, commit_once
 from pipeline.target.files import device_of, load_tensors
 from stages.compare.latency import measure
 from stages.compare.report import show, write_report
-from stages.compare.tables import Measured, figure, main_table
-from stages.compare.variants import Layout
+from stages.compare.tables import VariantEvaluation, figure, main_table
+from stages.compare.variants import Comparison
 
 KIND, SCHEMA_VERSION = "comparison", 1
 
 Made = dict[str, dict[str, Artifact]]  # variant -> kind -> artifact: its cache, draft and evaluation
 
 
-def run_compare(config: Config, store: Store, layout: Layout, made: Made) -> Artifact:
+def run_compare(config: Config, store: Store, layout: Comparison, made: Made) -> Artifact:
     """Put the evaluations of ``made`` side by side as ``layout`` says; the comparison may be there already.
 
     Raises ``PairingError`` where the variants of a table or figure share no prompts.
@@ -47,7 +47,7 @@ def run_compare(config: Config, store: Store, layout: Layout, made: Made) -> Art
     return artifact
 
 
-def _commit(config: Config, store: Store, layout: Layout, made: Made, inputs: str) -> Artifact:
+def _commit(config: Config, store: Store, layout: Comparison, made: Made, inputs: str) -> Artifact:
     """Make the comparison of the fingerprint ``inputs`` and commit it, by one of the ranks."""
     parents = {name: parts["evaluation"].manifest.fingerprint for name, parts in made.items()}
     recorded = {name: section(getattr(config, name)) for name in ("target", "train", "evaluate", "compare")}
@@ -77,10 +77,12 @@ def _counts(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def compare(config: Config, layout: Layout, made: Made) -> dict[str, Any]:
+def compare(config: Config, layout: Comparison, made: Made) -> dict[str, Any]:
     """Everything that the report shows, as comparison.json holds it."""
     measured = {
-        name: Measured(read_rounds(made[name]["evaluation"].path), supervised(variant.config.drafter).drafts)
+        name: VariantEvaluation(
+            read_rounds(made[name]["evaluation"].path), supervised(variant.config.drafter).drafts
+        )
         for name, variant in layout.variants.items()
     }
     benchmarks, resamples = config.evaluate.benchmarks, config.evaluate.bootstrap
@@ -106,7 +108,7 @@ def compare(config: Config, layout: Layout, made: Made) -> dict[str, Any]:
     }
 
 
-def _latencies(config: Config, layout: Layout, made: Made) -> dict[str, dict[str, float]]:
+def _latencies(config: Config, layout: Comparison, made: Made) -> dict[str, dict[str, float]]:
     """Variant of a figure that asks for it -> the time of its draft step."""
     asked = [lines for name, lines in layout.figures.items() if config.compare.figures[name].latency]
     names = list(dict.fromkeys(v for lines in asked for variants in lines.values() for v in variants))
@@ -139,7 +141,7 @@ def _facts(config: Config, made: Made) -> dict[str, Any]:
     }
 
 
-def _described(layout: Layout, name: str, parts: dict[str, Artifact]) -> dict[str, Any]:
+def _described(layout: Comparison, name: str, parts: dict[str, Artifact]) -> dict[str, Any]:
     counts = parts["draft"].manifest.counts
     return {
         "overrides": list(layout.variants[name].overrides),

@@ -22,14 +22,16 @@ SPEED = ("acceptance_rate", "drafted_length", "draft_ms", "verify_ms", "tokens_p
 
 
 @dataclass(frozen=True)
-class Measured:
+class VariantEvaluation:
     """The evaluation of one variant."""
 
     rounds: pa.Table
     positions: int  # drafts a round, at most
 
 
-def main_table(measured: dict[str, Measured], benchmarks: Sequence[str], resamples: int) -> dict[str, Any]:
+def main_table(
+    measured: dict[str, VariantEvaluation], benchmarks: Sequence[str], resamples: int
+) -> dict[str, Any]:
     """Accepted length by benchmark and drafter, its ratio to the first drafter's, speed, acceptance by position."""
     rounds = common({name: m.rounds for name, m in measured.items()})
     positions = {name: m.positions for name, m in measured.items()}
@@ -55,7 +57,10 @@ def main_table(measured: dict[str, Measured], benchmarks: Sequence[str], resampl
 
 
 def figure(
-    lines: dict[str, list[Measured]], values: Sequence[int], benchmarks: Sequence[str], resamples: int
+    lines: dict[str, list[VariantEvaluation]],
+    values: Sequence[int],
+    benchmarks: Sequence[str],
+    resamples: int,
 ) -> dict[str, Any]:
     """Macro-averaged accepted length of every drafter at each of ``values``."""
     pairs = {name: zip(values, line, strict=True) for name, line in lines.items()}

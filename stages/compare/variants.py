@@ -41,7 +41,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Comparison:
     """Every variant once, in the order of training, and where each is shown, by name."""
 
     variants: dict[str, Variant]
@@ -49,7 +49,7 @@ class Layout:
     figures: dict[str, dict[str, list[str]]]  # figure -> drafter -> the variant of each value
 
 
-def lay_out(config: Config, compose: Compose) -> Layout:
+def lay_out(config: Config, compose: Compose) -> Comparison:
     """All variants that ``config.compare`` asks for, each composed and checked.
 
     Raises ``ConfigError`` that names the variant and the key: an override that cannot be, a contradiction in
@@ -72,7 +72,7 @@ def lay_out(config: Config, compose: Compose) -> Layout:
         }
         for title, figure in compare.figures.items()
     }
-    return Layout(variants, table, figures)
+    return Comparison(variants, table, figures)
 
 
 def _add(variants: dict[str, Variant], variant: Variant) -> str:

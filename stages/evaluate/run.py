@@ -32,7 +32,15 @@ from pipeline.confidence.rounds import observe
 from pipeline.config import Config, ConfigError, section
 from pipeline.decoding import calibrate, dialogues, profiling
 from pipeline.decoding.dialogue import Speaker
-from pipeline.decoding.job import KIND, Job, check_fit, chunks, counts_of, make_job, selected_prompts
+from pipeline.decoding.job import (
+    KIND,
+    EvaluationJob,
+    check_fit,
+    chunks,
+    counts_of,
+    make_job,
+    selected_prompts,
+)
 from pipeline.drafts.folders.checkpoint import load, read_config
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import head_rows
@@ -40,7 +48,7 @@ from pipeline.prompts.benchmarks import Prompt
 from pipeline.prompts.heldout import heldout_prompts
 from pipeline.ranks import is_main
 from pipeline.report.evaluation import in_the_making
-from pipeline.report.evaluation_text import SUMMARY, Facts, flat_metrics, show, write_report
+from pipeline.report.evaluation_text import SUMMARY, EvaluationFacts, flat_metrics, show, write_report
 from pipeline.report.lineage import made_of_draft
 from pipeline.report.page import write_html
 from pipeline.store.artifacts import Artifact, Store, Work
@@ -82,7 +90,7 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
     return found
 
 
-def _speaker(config: Config, job: Job) -> Speaker:
+def _speaker(config: Config, job: EvaluationJob) -> Speaker:
     """Target and draft, loaded after the cheap check that they fit."""
     tensors = load_tensors(config.target)
     check_fit(job.draft, tensors)
@@ -120,7 +128,7 @@ def _compare_head(draft: Model, tensors: TargetTensors) -> None:
 
 
 def _evaluate(
-    config: Config, store: Store, draft: Artifact | Path, job: Job, prompts: dict[str, list[Prompt]]
+    config: Config, store: Store, draft: Artifact | Path, job: EvaluationJob, prompts: dict[str, list[Prompt]]
 ) -> Artifact:
     recorded: dict[str, Any] = {name: section(getattr(config, name)) for name in ("target", "evaluate")}
     recorded |= {"seed": config.seed, "sampler": job.sampler.effective()}
@@ -152,7 +160,7 @@ def _evaluate(
     return artifact
 
 
-def _more_rounds(config: Config, job: Job) -> list[str]:
+def _more_rounds(config: Config, job: EvaluationJob) -> list[str]:
     """Folders of rounds beside those of the benchmarks."""
     return [HELDOUT_ROUNDS] * (job.calibration is not None) + sweeping.folders() * config.evaluate.sweep
 
@@ -167,7 +175,9 @@ def _unless_committed(work: Work) -> Iterator[None]:
             raise
 
 
-def _decode(config: Config, work: Work, job: Job, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> None:
+def _decode(
+    config: Config, work: Work, job: EvaluationJob, speaker: Speaker, prompts: dict[str, list[Prompt]]
+) -> None:
     """Every round of the evaluation, and the calibration that it needs, in the working folder."""
 
     def answer(part: str, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> None:
@@ -182,7 +192,7 @@ def _decode(config: Config, work: Work, job: Job, speaker: Speaker, prompts: dic
         sweeping.decode_changed(work.path, speaker, prompts, answer)
 
 
-def _sections(config: Config, work: Work, job: Job, speaker: Speaker) -> dict[str, Any]:
+def _sections(config: Config, work: Work, job: EvaluationJob, speaker: Speaker) -> dict[str, Any]:
     """Calibration and sweep as summary.json holds them, from the files in the working folder."""
     rounds = read_rounds(work.path)
     sections: dict[str, Any] = {}
@@ -241,8 +251,10 @@ def _rows(speaker: Speaker, prompts: list[Prompt], advance: Callable[[Prompt], N
     return rows
 
 
-def _facts(config: Config, job: Job, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> Facts:
-    return Facts(
+def _facts(
+    config: Config, job: EvaluationJob, speaker: Speaker, prompts: dict[str, list[Prompt]]
+) -> EvaluationFacts:
+    return EvaluationFacts(
         draft=job.name,
         target=config.target.name,
         sampler=job.sampler.effective(),
@@ -256,7 +268,7 @@ def _facts(config: Config, job: Job, speaker: Speaker, prompts: dict[str, list[P
     )
 
 
-def _show_plan(config: Config, job: Job, prompts: dict[str, list[Prompt]], root: Path) -> None:
+def _show_plan(config: Config, job: EvaluationJob, prompts: dict[str, list[Prompt]], root: Path) -> None:
     """Prompts, tokens, bytes and time; the time from a few tokens decoded now."""
     speaker = _speaker(config, job)
     every = [prompt for listed in prompts.values() for prompt in listed]

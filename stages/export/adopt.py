@@ -19,7 +19,7 @@ from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
 from stages.export.lineage import calibration_of, carried, move_calibration
 from stages.export.run import compare, identify
-from stages.export.source import Source, native_fields, read_source
+from stages.export.source import DraftSource, native_fields, read_source
 
 SCHEMA_VERSION = 1  # of the draft artifact
 
@@ -52,7 +52,7 @@ def run_import(config: Config, store: Store, folder: Path) -> Artifact | None:
     return found
 
 
-def _write(store: Store, work: Work, source: Source, earlier: dict[str, Any]) -> Artifact:
+def _write(store: Store, work: Work, source: DraftSource, earlier: dict[str, Any]) -> Artifact:
     """config.json last: it says that the tensors are whole."""
     for _ in WorkShare(work.path, ["write"], lambda _: (work.path / CONFIG).is_file()):
         partial = work.path / f".{WEIGHTS}.{os.getpid()}.tmp"
@@ -66,7 +66,7 @@ def _write(store: Store, work: Work, source: Source, earlier: dict[str, Any]) ->
     return commit_once(store, work, lambda: {"parameters": parameters})
 
 
-def _show(artifact: Artifact, source: Source) -> None:
+def _show(artifact: Artifact, source: DraftSource) -> None:
     facts = source.facts
     what = f"{facts.kind}, {facts.family} layers, {facts.drafts} drafts a round, taps {list(facts.taps)}"
     lines = [

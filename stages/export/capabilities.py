@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from data_specs.errors import UserError
-from stages.export.source import Facts
+from stages.export.source import DraftFacts
 
 ENGINES = ("vllm", "sglang", "llama_cpp", "mlx", "speculators")
 MLX_ROPES = {"dspark": ("default",), "dflash": ("default", "linear", "llama3", "yarn")}
@@ -25,16 +25,16 @@ class Limit:
     """``engines`` cannot take a draft for which ``holds``; ``nearest`` says what works instead."""
 
     engines: tuple[str, ...]
-    holds: Callable[[Facts], bool]
+    holds: Callable[[DraftFacts], bool]
     reason: str
     nearest: str
 
 
-def _block(facts: Facts) -> bool:
+def _block(facts: DraftFacts) -> bool:
     return facts.is_block
 
 
-def _eagle3(facts: Facts) -> bool:
+def _eagle3(facts: DraftFacts) -> bool:
     return facts.kind == "eagle3"
 
 
@@ -138,7 +138,7 @@ LIMITS = (
 )  # fmt: skip
 
 
-def refusal(engine: str, facts: Facts) -> str | None:
+def refusal(engine: str, facts: DraftFacts) -> str | None:
     """Why ``engine`` cannot take such a draft, and the nearest thing that works; None where it can."""
     for limit in LIMITS:
         if engine in limit.engines and limit.holds(facts):
@@ -146,7 +146,7 @@ def refusal(engine: str, facts: Facts) -> str | None:
     return None
 
 
-def check(engine: str, facts: Facts) -> None:
+def check(engine: str, facts: DraftFacts) -> None:
     """Raise ``ExportError`` with the reason where ``engine`` cannot take such a draft."""
     if engine in ENGINES and (reason := refusal(engine, facts)):
         raise ExportError(f"export={engine}: {reason}")

@@ -18,10 +18,10 @@ from pipeline.report.shared import MACRO, markdown_table, share, with_interval
 from stages.export import llama_cpp, mlx, sglang, vllm
 from stages.export.capabilities import ExportError, refusal
 from stages.export.layouts import LAYERS, STATES, block_layout, eagle3_layout
-from stages.export.lineage import Target
-from stages.export.source import Facts, Layout, Source, native_fields
+from stages.export.lineage import TargetFacts
+from stages.export.source import DraftFacts, DraftSource, EngineLayout, native_fields
 
-SERVERS: dict[str, Callable[[Facts, str, str], list[str]]] = {
+SERVERS: dict[str, Callable[[DraftFacts, str, str], list[str]]] = {
     "vllm": vllm.serve, "sglang": sglang.serve, "llama_cpp": llama_cpp.serve, "mlx": mlx.serve,
 }  # fmt: skip
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llama_cpp": "llama.cpp", "mlx": "mlx-dspark"}
@@ -36,7 +36,7 @@ class CardFacts:
     """
 
     repo: str
-    target: Target
+    target: TargetFacts
     provenance: dict[str, Any]
     summary: dict[str, Any] | None
     evaluation: Manifest | None
@@ -44,17 +44,17 @@ class CardFacts:
     license: str | None
 
 
-def plan(source: Source) -> Layout:
+def plan(source: DraftSource) -> EngineLayout:
     """The layout that most engines read, or the native one where none does."""
     facts = source.facts
     if facts.kind == "mtp" or facts.learned_start:
-        return Layout(native_fields(source), source.own_tensors)
+        return EngineLayout(native_fields(source), source.own_tensors)
     if facts.kind == "eagle3":
         return eagle3_layout(source, (STATES, LAYERS))
     return block_layout(source)
 
 
-def card(source: Source, known: CardFacts) -> str:
+def card(source: DraftSource, known: CardFacts) -> str:
     """README.md of the model folder."""
     parts = [
         _front_matter(source.facts, known),
@@ -69,14 +69,14 @@ def card(source: Source, known: CardFacts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(facts: Facts, known: CardFacts) -> str:
+def _front_matter(facts: DraftFacts, known: CardFacts) -> str:
     lines = ["---", f"license: {known.license or 'other'}"]
     lines += [f"base_model: {known.target.hub_id}"] if known.target.hub_id else []
     lines += ["tags:", "- speculative-decoding", "- draft-model", f"- {facts.kind}", "- draftline", "---"]
     return "\n".join(lines)
 
 
-def _what(source: Source, known: CardFacts) -> str:
+def _what(source: DraftSource, known: CardFacts) -> str:
     facts, target = source.facts, known.target
     revision = f" at revision {target.revision}" if target.revision else ""
     identity = known.provenance["target"]["identity"]
@@ -162,12 +162,12 @@ def _calibration(calibration: Calibration | None) -> str:
     )
 
 
-def readers(facts: Facts) -> list[str]:
+def readers(facts: DraftFacts) -> list[str]:
     """The engines that read this folder."""
     return [engine for engine in SERVERS if refusal(engine, facts) is None]
 
 
-def _serving(facts: Facts, known: CardFacts) -> str:
+def _serving(facts: DraftFacts, known: CardFacts) -> str:
     """The command for every engine that reads this folder, and why not for the others."""
     lines = ["## Serving"]
     if not known.target.hub_id:
@@ -183,7 +183,7 @@ def _serving(facts: Facts, known: CardFacts) -> str:
 
 
 def _commands(
-    engine: str, serve: Callable[[Facts, str, str], list[str]], facts: Facts, known: CardFacts
+    engine: str, serve: Callable[[DraftFacts, str, str], list[str]], facts: DraftFacts, known: CardFacts
 ) -> list[str]:
     """What to type for ``engine``; llama.cpp's converter wants both models as folders."""
     if engine != "llama_cpp":

@@ -14,7 +14,7 @@ from torch import Tensor
 from data_specs.export import ZERO_HEAD, ZERO_HEAD_RANK
 from pipeline.drafts.base import FROZEN
 from pipeline.drafts.registry import FILL_IN
-from stages.export.source import Layout, Source, family_name, plain
+from stages.export.source import DraftSource, EngineLayout, family_name, plain
 
 STATES, LAYERS = "eagle_aux_hidden_state_layer_ids", "eagle_config"  # vLLM's and llama.cpp's field; SGLang's
 # Of a Llama config they say nothing where every layer sees everything; a reader may take their presence for a window.
@@ -26,7 +26,7 @@ def counted_as_states(taps: tuple[int, ...]) -> list[int]:
     return [tap + 1 for tap in taps]
 
 
-def block_layout(source: Source) -> Layout:
+def block_layout(source: DraftSource) -> EngineLayout:
     """DSpark's native layout, or z-lab's for a bare 1+N DFlash: no embedding, no head at full vocabulary.
 
     The convention of the anchor is said outright, under both of its names. A draft without a sequential head gets one
@@ -50,12 +50,12 @@ def block_layout(source: Source) -> Layout:
         if facts.rope != "default":  # mlx-dspark knows a scaling of the positions under its old name only
             config["rope_scaling"] = config["rope_parameters"]
         config["dflash_config"] = config.get("dflash_config", {}) | taps
-        return Layout(config | {"architectures": [FILL_IN]}, source.own_tensors)
+        return EngineLayout(config | {"architectures": [FILL_IN]}, source.own_tensors)
     config |= taps | {"architectures": [f"{family_name(source)}DSparkModel"]} | heads(source)
-    return Layout(config, source.own_tensors | zero_head(source))
+    return EngineLayout(config, source.own_tensors | zero_head(source))
 
 
-def heads(source: Source) -> dict[str, Any]:
+def heads(source: DraftSource) -> dict[str, Any]:
     """Fields of the sequential head and the confidence head."""
     facts = source.facts
     own = {
@@ -69,7 +69,7 @@ def heads(source: Source) -> dict[str, Any]:
     return own | ({ZERO_HEAD: True} if facts.zero_head else {})
 
 
-def zero_head(source: Source) -> dict[str, Tensor]:
+def zero_head(source: DraftSource) -> dict[str, Tensor]:
     """W1 [V, r] and W2 [D, r] of zeros for a draft that has no sequential head; nothing for others."""
     if not source.facts.zero_head:
         return {}
@@ -82,7 +82,7 @@ def zero_head(source: Source) -> dict[str, Tensor]:
     }
 
 
-def eagle3_layout(source: Source, taps: tuple[str, ...]) -> Layout:
+def eagle3_layout(source: DraftSource, taps: tuple[str, ...]) -> EngineLayout:
     """Eagle3 with embedding and head: the reference layout for a Llama layer, vLLM's own for a Qwen3 layer.
 
     ``taps``: under which names they are written (``STATES``, ``LAYERS`` or both). ``draft_vocab_size`` is null where
@@ -108,7 +108,7 @@ def eagle3_layout(source: Source, taps: tuple[str, ...]) -> Layout:
     tensors = source.tensors
     if llama:
         tensors = {_midlayer(name): value for name, value in tensors.items()}
-    return Layout(config, tensors)
+    return EngineLayout(config, tensors)
 
 
 def _midlayer(name: str) -> str:

@@ -33,7 +33,7 @@ SEARCHED_BYTES = 1 << 24  # of every file; a machine's paths stand in headers an
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetFacts:
     """What is known of a draft's target; ``architectures``: of its config.json, where that is at hand."""
 
     name: str
@@ -69,7 +69,7 @@ def carried(folder: Path) -> dict[str, Any]:
     return dict(said) if all(isinstance(section, dict) for section in sections) else {}
 
 
-def known_target(manifests: dict[str, Manifest], earlier: dict[str, Any], told: str | None) -> Target:
+def known_target(manifests: dict[str, Manifest], earlier: dict[str, Any], told: str | None) -> TargetFacts:
     """The target of the draft's lineage; ``earlier``: see ``carried``; ``told``: its Hub id, or its folder here.
 
     The revision is the commit that was captured where the cache says it, else what the config asked for.
@@ -82,7 +82,7 @@ def known_target(manifests: dict[str, Manifest], earlier: dict[str, Any], told: 
     named = section.get("name") or before.get("name") or Path(hub_id or told or path).name
     commit = _config(manifests, "cache", "target").get("commit")
     revision = commit or section.get("revision") or before.get("revision")
-    return Target(
+    return TargetFacts(
         str(named) if HUB_ID.fullmatch(str(named)) else "target",
         hub_id,
         revision if path == trained_on else None,
@@ -115,7 +115,7 @@ def provenance(
     draft: Artifact | Path,
     made_of: str,
     manifests: dict[str, Manifest],
-    target: Target,
+    target: TargetFacts,
     earlier: dict[str, Any],
 ) -> dict[str, Any]:
     """Contents of provenance.json. What ``earlier`` says of ancestors stays: the draft there is the trained one."""

@@ -13,18 +13,18 @@ from pathlib import Path
 from data_specs.export import DRAFT_GGUF, TARGET_GGUF
 from stages.export.capabilities import ExportError
 from stages.export.layouts import STATES, block_layout, eagle3_layout
-from stages.export.source import Facts, Layout, Source
+from stages.export.source import DraftFacts, DraftSource, EngineLayout
 
 LAST_LINES = 12
 SCRIPT = "convert_hf_to_gguf.py"
 
 
-def plan(source: Source) -> Layout:
+def plan(source: DraftSource) -> EngineLayout:
     """The folder that convert_hf_to_gguf.py takes with ``--target-model-dir``."""
     return eagle3_layout(source, (STATES,)) if source.facts.kind == "eagle3" else block_layout(source)
 
 
-def serve(facts: Facts, target: str, folder: str) -> list[str]:
+def serve(facts: DraftFacts, target: str, folder: str) -> list[str]:
     """The commands that convert the draft in ``folder`` and ``target``, and serve both."""
     return [
         f"python {SCRIPT} {folder} --target-model-dir {target} --outfile {folder}/{DRAFT_GGUF}",
@@ -33,7 +33,7 @@ def serve(facts: Facts, target: str, folder: str) -> list[str]:
     ]
 
 
-def serve_converted(facts: Facts, folder: str) -> str:
+def serve_converted(facts: DraftFacts, folder: str) -> str:
     """The command that serves the two GGUF files in ``folder``."""
     options = f"--metrics --spec-type draft-{facts.kind} --spec-draft-n-max {facts.drafts}"
     return f"llama-server -m {folder}/{TARGET_GGUF} -md {folder}/{DRAFT_GGUF} {options}"

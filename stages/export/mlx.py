@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from stages.export.layouts import block_layout
-from stages.export.source import Facts, Layout, Source
+from stages.export.source import DraftFacts, DraftSource, EngineLayout
 
 
-def plan(source: Source) -> Layout:
+def plan(source: DraftSource) -> EngineLayout:
     """The folder that ``--drafter`` names."""
     return block_layout(source)
 
 
-def serve(facts: Facts, target: str, folder: str) -> list[str]:
+def serve(facts: DraftFacts, target: str, folder: str) -> list[str]:
     """The command that serves ``target`` with the draft in ``folder``, whose weights it would quantise to 4 bits."""
     return [f"mlx-dspark serve --mode {facts.kind} --model {target} --drafter {folder} --drafter-bits 0"]

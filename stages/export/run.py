@@ -32,7 +32,7 @@ from pipeline.target.files import locate
 from stages.export import hub, llama_cpp, mlx, sglang, speculators, vllm
 from stages.export.capabilities import ExportError, check, refusal
 from stages.export.lineage import (
-    Target,
+    TargetFacts,
     ancestors,
     calibration_of,
     carried,
@@ -42,14 +42,14 @@ from stages.export.lineage import (
     move_calibration,
     provenance,
 )
-from stages.export.source import Facts, Layout, Source, native_fields, read_source
+from stages.export.source import DraftFacts, DraftSource, EngineLayout, native_fields, read_source
 
 KIND = "export"
 SUMMARY = "summary.json"  # of an evaluation (data_specs/evaluation.py)
-PLANS: dict[str, Callable[[Source], Layout]] = {
+PLANS: dict[str, Callable[[DraftSource], EngineLayout]] = {
     "vllm": vllm.plan, "sglang": sglang.plan, "llama_cpp": llama_cpp.plan, "mlx": mlx.plan, "hub": hub.plan,
 }  # fmt: skip
-SERVERS: dict[str, Callable[[Facts, str, str], list[str]]] = {
+SERVERS: dict[str, Callable[[DraftFacts, str, str], list[str]]] = {
     **hub.SERVERS, "speculators": speculators.serve,
 }  # fmt: skip
 # What the tensors' shapes do not tell, and what must come back as it was for the same logits.
@@ -62,17 +62,17 @@ WINDOW = ("layer_types", "sliding_window")  # the same, where layers have one
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     """One draft to export, and what is known about it."""
 
     draft: Artifact | Path
     folder: Path
     name: str
     made_of: str  # fingerprint of the draft
-    source: Source
+    source: DraftSource
     manifests: dict[str, Manifest]
     earlier: dict[str, Any]  # provenance.json that came with the draft
-    target: Target
+    target: TargetFacts
     calibration: Calibration | None
     evaluation: Artifact | None
 
@@ -103,11 +103,11 @@ def run_export(config: Config, store: Store, draft: Artifact | Path) -> list[Art
     return made
 
 
-def make_job(config: Config, store: Store, draft: Artifact | Path) -> Job:
+def make_job(config: Config, store: Store, draft: Artifact | Path) -> ExportJob:
     """Read the draft strictly, and find out where it came from; another draft's calibration is refused."""
     folder, name, made_of = identify(draft)
     source, manifests, earlier = read_source(folder), ancestors(store, draft), carried(folder)
-    return Job(
+    return ExportJob(
         draft=draft,
         folder=folder,
         name=name,
@@ -130,7 +130,7 @@ def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
     return draft, name, fingerprint({path: record.sha256 for path, record in records.items()})
 
 
-def plan(form: str, job: Job) -> Layout:
+def plan(form: str, job: ExportJob) -> EngineLayout:
     """What ``form`` writes for the draft: config.json and the tensors."""
     if form == "speculators":
         return speculators.plan(job.source, job.target.hub_id, job.target.architectures)
@@ -152,7 +152,9 @@ def _evaluation(store: Store, name: str, made_of: str, reference: str | None) ->
     return max(own, key=lambda a: a.manifest.created, default=None)
 
 
-def _export(settings: ExportConfig, store: Store, job: Job, form: str, layout: Layout) -> Artifact:
+def _export(
+    settings: ExportConfig, store: Store, job: ExportJob, form: str, layout: EngineLayout
+) -> Artifact:
     """Write one format, or find it made already."""
     name = settings.name or f"{job.name}_{form}"
     recorded = {"format": form, "license": settings.license, "repo": settings.repo if form == "hub" else None}
@@ -176,7 +178,9 @@ def _export(settings: ExportConfig, store: Store, job: Job, form: str, layout: L
     return commit_once(store, work, lambda: _counts(layout, work.path))
 
 
-def _write(settings: ExportConfig, store: Store, job: Job, form: str, layout: Layout, work: Work) -> None:
+def _write(
+    settings: ExportConfig, store: Store, job: ExportJob, form: str, layout: EngineLayout, work: Work
+) -> None:
     """All files, provenance.json last: it says that the others are whole."""
     folder = work.path
     if form == "speculators":
@@ -200,14 +204,14 @@ def _write(settings: ExportConfig, store: Store, job: Job, form: str, layout: La
     (folder / f".{PROVENANCE}").rename(folder / PROVENANCE)
 
 
-def _save_tensors(layout: Layout, path: Path) -> None:
+def _save_tensors(layout: EngineLayout, path: Path) -> None:
     """model.safetensors, whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     save_file({n: v.contiguous() for n, v in layout.tensors.items()}, partial, metadata={"format": "pt"})
     partial.replace(path)
 
 
-def compare(folder: Path, source: Source) -> None:
+def compare(folder: Path, source: DraftSource) -> None:
     """Read the written ``folder`` back and compare it with the draft; ``ExportError`` names what differs.
 
     Import gives back the draft to the last bit; the target's embedding and head may have stayed behind.
@@ -232,7 +236,7 @@ def compare(folder: Path, source: Source) -> None:
             raise ExportError(f"{folder.name}: tensor {name} does not read back as it was")
 
 
-def _target_folder(settings: ExportConfig, job: Job) -> Path:
+def _target_folder(settings: ExportConfig, job: ExportJob) -> Path:
     """The folder of the target, whose tokenizer a GGUF file holds."""
     if settings.target and Path(settings.target).expanduser().is_dir():
         return Path(settings.target).expanduser()
@@ -250,7 +254,7 @@ def _target_folder(settings: ExportConfig, job: Job) -> Path:
     return locate(TargetConfig(**values))
 
 
-def _card_facts(settings: ExportConfig, job: Job, said: dict[str, Any]) -> hub.CardFacts:
+def _card_facts(settings: ExportConfig, job: ExportJob, said: dict[str, Any]) -> hub.CardFacts:
     summary = None if job.evaluation is None else read_json(job.evaluation.path / SUMMARY)
     return hub.CardFacts(
         repo=settings.repo or settings.name or job.name,
@@ -263,7 +267,7 @@ def _card_facts(settings: ExportConfig, job: Job, said: dict[str, Any]) -> hub.C
     )
 
 
-def _counts(layout: Layout, folder: Path) -> dict[str, Any]:
+def _counts(layout: EngineLayout, folder: Path) -> dict[str, Any]:
     return {
         "tensors": len(layout.tensors),
         "parameters": sum(value.numel() for value in layout.tensors.values()),
@@ -271,7 +275,7 @@ def _counts(layout: Layout, folder: Path) -> dict[str, Any]:
     }
 
 
-def _show_plan(job: Job, layouts: dict[str, Layout]) -> None:
+def _show_plan(job: ExportJob, layouts: dict[str, EngineLayout]) -> None:
     """Tensors and bytes of every format; nothing is written."""
     rows = []
     for form, layout in layouts.items():
@@ -281,7 +285,7 @@ def _show_plan(job: Job, layouts: dict[str, Layout]) -> None:
     console.say("Nothing was written.")
 
 
-def _show(job: Job, form: str, artifact: Artifact) -> None:
+def _show(job: ExportJob, form: str, artifact: Artifact) -> None:
     """The last screen: what was made, where, and the commands that serve it (outside the frame, to be copied whole)."""
     lines = [
         f"{form} export of {job.name} for {job.target.hub_id or job.target.name}",
@@ -302,7 +306,7 @@ def _show(job: Job, form: str, artifact: Artifact) -> None:
         console.say(_plain(command))
 
 
-def _commands(job: Job, engine: str, artifact: Artifact) -> list[str]:
+def _commands(job: ExportJob, engine: str, artifact: Artifact) -> list[str]:
     """What serves the export where it lies; GGUF files that are there need no conversion."""
     if DRAFT_GGUF in artifact.manifest.files:
         return [llama_cpp.serve_converted(job.source.facts, str(artifact.path))]

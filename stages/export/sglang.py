@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from stages.export.layouts import LAYERS, block_layout, eagle3_layout
-from stages.export.source import Facts, Layout, Source
+from stages.export.source import DraftFacts, DraftSource, EngineLayout
 
 
-def plan(source: Source) -> Layout:
+def plan(source: DraftSource) -> EngineLayout:
     """The folder that ``--speculative-draft-model-path`` names."""
     return eagle3_layout(source, (LAYERS,)) if source.facts.kind == "eagle3" else block_layout(source)
 
 
-def serve(facts: Facts, target: str, folder: str) -> list[str]:
+def serve(facts: DraftFacts, target: str, folder: str) -> list[str]:
     """The command that serves ``target`` with the draft in ``folder``; its draft tokens count the anchor too."""
     options = f"--speculative-algorithm {facts.kind.upper()} --speculative-draft-model-path {folder}"
     if facts.kind == "eagle3":

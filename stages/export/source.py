@@ -25,7 +25,7 @@ PLAIN = (
 
 
 @dataclass(frozen=True)
-class Facts:
+class DraftFacts:
     """What an engine must be able to do to draft with it. ``kind``: dspark | dflash (1+N, bare) | eagle3 | mtp."""
 
     kind: str
@@ -56,12 +56,12 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Source:
+class DraftSource:
     """Fields (as config.json of a native folder has them), tensors under native names, facts."""
 
     fields: dict[str, Any]
     tensors: dict[str, Tensor]
-    facts: Facts
+    facts: DraftFacts
 
     @property
     def dtype(self) -> str:
@@ -76,17 +76,17 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Layout:
+class EngineLayout:
     """What an export writes: config.json and the tensors of model.safetensors."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
 
 
-def read_source(folder: Path) -> Source:
+def read_source(folder: Path) -> DraftSource:
     """The draft in ``folder`` (native or foreign), strictly checked; ``UserError`` names what is wrong with it."""
     config, tensors = checkpoint.read(folder)
-    return Source(_fields(config), tensors, facts_of(config))
+    return DraftSource(_fields(config), tensors, facts_of(config))
 
 
 def _fields(config: Any) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _fields(config: Any) -> dict[str, Any]:
     return fields
 
 
-def facts_of(config: Any) -> Facts:
+def facts_of(config: Any) -> DraftFacts:
     """The facts about a draft with the config ``config`` (as ``checkpoint.read_config`` gives it)."""
     kind = ARCHITECTURES[config.architectures[0]].NAME.lower()
     rank, confidence = config.markov_rank, bool(config.enable_confidence_head)
@@ -112,7 +112,7 @@ def facts_of(config: Any) -> Facts:
         kind = "dflash"
     rope = getattr(config, "rope_parameters", None) or {}
     full = rope["full_attention"] if isinstance(rope.get("full_attention"), dict) else rope
-    return Facts(
+    return DraftFacts(
         kind=kind,
         family=MODEL_TYPES[config.model_type],
         drafts=config.block_size - (0 if anchor_first or kind in ("eagle3", "mtp") else 1),
@@ -131,7 +131,7 @@ def facts_of(config: Any) -> Facts:
     )
 
 
-def plain(source: Source) -> dict[str, Any]:
+def plain(source: DraftSource) -> dict[str, Any]:
     """Fields of the draft's layers, nothing of the target's that they do not have.
 
     ``rope_theta`` stands beside ``rope_parameters`` for readers that know only one of them.
@@ -147,7 +147,7 @@ def plain(source: Source) -> dict[str, Any]:
     return own | {"dtype": source.dtype, "tie_word_embeddings": False}
 
 
-def native_fields(source: Source) -> dict[str, Any]:
+def native_fields(source: DraftSource) -> dict[str, Any]:
     """config.json of a native folder that holds this draft as it is."""
     own = (
         "architectures", "num_target_layers", "target_layer_ids", "block_size", "mask_token_id", "markov_rank",
@@ -159,6 +159,6 @@ def native_fields(source: Source) -> dict[str, Any]:
     return plain(source) | fields | {"sample_from_anchor": first, "dspark_bonus_anchor": not first}
 
 
-def family_name(source: Source) -> str:
+def family_name(source: DraftSource) -> str:
     """What the family's classes start with: Qwen3, Llama, Gemma4."""
     return str(FAMILIES[source.facts.family].NAME)

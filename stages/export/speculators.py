@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeline.config import ConfigError
 from stages.export import vllm
 from stages.export.layouts import STATES, block_layout, counted_as_states, heads
-from stages.export.source import Facts, Layout, Source, plain
+from stages.export.source import DraftFacts, DraftSource, EngineLayout, plain
 
 LIBRARY = "speculators"
 VERSION = "0.9.0"  # of the format that is written here
@@ -23,7 +23,7 @@ CLASSES = {"dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator", "eagle3":
 DROPPED = ("auto_map", "transformers_version")  # the library's remarks on itself
 
 
-def plan(source: Source, verifier: str | None, architectures: list[str]) -> Layout:
+def plan(source: DraftSource, verifier: str | None, architectures: list[str]) -> EngineLayout:
     """Config and tensors for the target ``verifier`` (Hub id, or None) whose config.json has ``architectures``."""
     facts, layers = source.facts, plain(source)
     dtype = layers.pop("dtype")
@@ -41,11 +41,11 @@ def plan(source: Source, verifier: str | None, architectures: list[str]) -> Layo
         "transformer_layer_config": layers,
     }
     if facts.kind == "eagle3":
-        return Layout(config | _eagle3(facts), source.tensors)
-    return Layout(config | _block(source), block_layout(source).tensors)
+        return EngineLayout(config | _eagle3(facts), source.tensors)
+    return EngineLayout(config | _block(source), block_layout(source).tensors)
 
 
-def _block(source: Source) -> dict[str, Any]:
+def _block(source: DraftSource) -> dict[str, Any]:
     """Fields of DFlash, and of DSpark, which is one with heads."""
     own = {
         "aux_hidden_state_layer_ids": counted_as_states(source.facts.taps),
@@ -57,7 +57,7 @@ def _block(source: Source) -> dict[str, Any]:
     return own | (heads(source) if source.facts.kind == "dspark" else {})
 
 
-def _eagle3(facts: Facts) -> dict[str, Any]:
+def _eagle3(facts: DraftFacts) -> dict[str, Any]:
     """``norm_before_residual`` is true where a config does not say: it says."""
     return {
         STATES: counted_as_states(facts.taps),
@@ -69,7 +69,7 @@ def _eagle3(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _speculators_config(facts: Facts, verifier: str | None, architectures: list[str]) -> dict[str, Any]:
+def _speculators_config(facts: DraftFacts, verifier: str | None, architectures: list[str]) -> dict[str, Any]:
     greedy = {
         "accept_tolerance": 0.0,
         "proposal_type": "greedy",
@@ -84,7 +84,7 @@ def _speculators_config(facts: Facts, verifier: str | None, architectures: list[
     }
 
 
-def through_library(layout: Layout) -> Layout:
+def through_library(layout: EngineLayout) -> EngineLayout:
     """``layout`` as the installed library makes it, or as it is where there is none.
 
     Raises ``ConfigError`` where the library has other tensors than ours.
@@ -107,7 +107,7 @@ def through_library(layout: Layout) -> Layout:
     _compare(layout.tensors, tensors)
     values = {name: value for name, value in config.to_diff_dict().items() if name not in DROPPED}
     values["transformer_layer_config"] = layout.config["transformer_layer_config"]
-    return Layout(layout.config | values, layout.tensors)
+    return EngineLayout(layout.config | values, layout.tensors)
 
 
 def _compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -116,6 +116,6 @@ def _compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
             raise ConfigError(f"export=speculators: the library {LIBRARY} would write another tensor {name}")
 
 
-def serve(facts: Facts, target: str, folder: str) -> list[str]:
+def serve(facts: DraftFacts, target: str, folder: str) -> list[str]:
     """vLLM's command; ``vllm serve FOLDER`` alone takes the target that the config names."""
     return vllm.serve(facts, target, folder)

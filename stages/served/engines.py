@@ -65,7 +65,7 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServedReply:
     """An answer's ids, ``stop`` or ``length``, seconds by the client's clock, and counters (None: a plain server)."""
 
     ids: list[int]
@@ -84,7 +84,7 @@ class Identity:
     hidden: int | None = None
 
 
-class Server:
+class EngineServer:
     """One server that answers for ``url``; ``drafts``: it is expected to have a draft, and not to have one else."""
 
     ENGINE, PREFIX, TOKENS, PATH = "", "", "", ""
@@ -108,15 +108,15 @@ class Server:
         found: Identity = await self.caller.retried([self.url], attempt)
         return found
 
-    async def answer(self, client: httpx.AsyncClient, ids: list[int], limit: int, seed: int) -> Reply:
+    async def answer(self, client: httpx.AsyncClient, ids: list[int], limit: int, seed: int) -> ServedReply:
         """The answer to the prompt ``ids``, at most ``limit`` tokens; raises ``ServerError`` where there is none."""
         attempt = partial(self._attempt, client, self.payload(ids, limit, seed), limit)
-        reply: Reply = await self.caller.retried([self.url], attempt)
+        reply: ServedReply = await self.caller.retried([self.url], attempt)
         return reply
 
     async def _attempt(
         self, client: httpx.AsyncClient, payload: dict[str, Any], limit: int, url: str
-    ) -> Reply:
+    ) -> ServedReply:
         before = await self.metrics(client) if self.drafts else None
         started = time.perf_counter()
         response = await client.post(f"{url}{self.PATH}", json=payload)
@@ -126,7 +126,7 @@ class Server:
         if not are_ids(ids) or not 0 < len(ids) <= limit:
             raise FailureError(f"expected 1 to {limit} token ids, got {str(ids)[:SHOWN]}")
         counted = None if before is None else await self._settled(client, before, len(ids))
-        return Reply(ids, finish, seconds, self.counters(body, counted))
+        return ServedReply(ids, finish, seconds, self.counters(body, counted))
 
     async def _settled(self, client: httpx.AsyncClient, before: Metrics, tokens: int) -> Metrics:
         """How far the counters have grown once they hold the answer's ``tokens``, and only these."""
@@ -179,7 +179,7 @@ class Server:
         raise NotImplementedError
 
 
-class VLLM(Server):
+class VLLM(EngineServer):
     """vLLM's OpenAI-compatible server. ``cache_salt``: no answer reuses what another has prefilled."""
 
     ENGINE, PREFIX, TOKENS, PATH = "vllm", "vllm:", "generation_tokens_total", "/v1/completions"
@@ -233,7 +233,7 @@ class VLLM(Server):
         return Counters(grown["drafts"], grown["drafted"], grown["accepted"], _at(grown))
 
 
-class LlamaCpp(Server):
+class LlamaCpp(EngineServer):
     """llama.cpp's server; the sampler's steps go in draftline's own order, and prompts are not reused."""
 
     ENGINE, PREFIX, TOKENS, PATH = "llama_cpp", "llamacpp:", "tokens_predicted_total", "/completion"
@@ -306,10 +306,12 @@ class LlamaCpp(Server):
         return Counters(grown["drafts"], found[0], found[1], _at(grown))
 
 
-ENGINES: dict[str, type[Server]] = {server.ENGINE: server for server in (VLLM, LlamaCpp)}
+ENGINES: dict[str, type[EngineServer]] = {server.ENGINE: server for server in (VLLM, LlamaCpp)}
 
 
-def make_server(config: Config, url: str, caller: Caller, sampler: Sampler, eos: tuple[int, ...]) -> Server:
+def make_server(
+    config: Config, url: str, caller: Caller, sampler: Sampler, eos: tuple[int, ...]
+) -> EngineServer:
     """The server at ``url`` by ``config.engine``; the one at ``config.plain_server`` has no draft."""
     return ENGINES[str(config.engine)](url, caller, sampler, eos, drafts=url == config.server)
 

@@ -36,7 +36,7 @@ from pipeline.report.page import PAGE, write_html
 from pipeline.report.served import PROMISED, SERVED, TOLD, WORDS
 from pipeline.report.shared import MACRO, markdown_table
 from pipeline.store.artifacts import Artifact, Store, Work
-from stages.served.figures import figures, longest
+from stages.served.counted import figures, longest
 
 BESIDE = ("benchmark", "", *COLUMNS[1:])
 WIDE = 148  # columns of a screen that the whole table fits on
@@ -54,7 +54,7 @@ COUNTED = (
 
 
 @dataclass(frozen=True)
-class Facts:
+class ServedFacts:
     """What was evaluated, and how: recorded in the summary, shown under the table."""
 
     draft: str
@@ -74,7 +74,7 @@ class Facts:
 
 
 def write_report(
-    work: Work, store: Store, facts: Facts, promised: Artifact | None, resamples: int
+    work: Work, store: Store, facts: ServedFacts, promised: Artifact | None, resamples: int
 ) -> dict[str, Any]:
     """Make the report's files in the working folder from its answers; returns what summary.json holds.
 
@@ -98,7 +98,7 @@ def write_report(
     return result
 
 
-def summarise(answers: pa.Table, facts: Facts, resamples: int) -> dict[str, Any]:
+def summarise(answers: pa.Table, facts: ServedFacts, resamples: int) -> dict[str, Any]:
     """Counts and metrics of every benchmark and their macro average."""
     positions = longest(answers)
     benchmarks: dict[str, Any] = {}
@@ -138,7 +138,9 @@ def promised_summary(promised: Artifact, order: list[str], resamples: int) -> di
     if set(told["order"]) != set(order):
         rounds = read_rounds(promised.path)
         rounds = rounds.filter(pc.is_in(rounds["benchmark"], pa.array(order)))
-        macro = report.summarise(rounds, report.Facts(**facts), told["positions"], resamples)["macro"]
+        macro = report.summarise(rounds, report.EvaluationFacts(**facts), told["positions"], resamples)[
+            "macro"
+        ]
     benchmarks = {name: told["benchmarks"][name] for name in order}
     return {
         "facts": facts,

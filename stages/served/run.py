@@ -45,8 +45,8 @@ from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.tracking import track_figures
 from pipeline.store.work import WorkShare, commit_once
 from pipeline.target.files import eos_ids, identity, load_tokenizer, locate, read_config
-from stages.served.engines import Identity, Reply, Server, make_server
-from stages.served.report import Facts, show, write_report
+from stages.served.engines import EngineServer, Identity, ServedReply, make_server
+from stages.served.report import ServedFacts, show, write_report
 
 FILES = (f"{ANSWERS}/*.parquet", "*.json", "*.md", "*.html", "*.png")
 IN_PROCESS = ("threshold", "sweep", "batch")  # settings of ``evaluate`` that no server is told
@@ -56,8 +56,8 @@ IN_PROCESS = ("threshold", "sweep", "batch")  # settings of ``evaluate`` that no
 class Asker:
     """Leads the dialogues of an evaluation with one server, or with one more that has no draft."""
 
-    server: Server
-    plain: Server | None
+    server: EngineServer
+    plain: EngineServer | None
     tokenizer: Any
     thinking: bool | None
     max_new_tokens: int
@@ -124,7 +124,7 @@ class Asker:
 
 
 @dataclass(frozen=True)
-class Job:
+class ServedJob:
     """What is asked for. ``measured`` identifies the answers, ``fingerprint`` also what they are put beside."""
 
     name: str
@@ -192,7 +192,7 @@ def connect(config: Config, sampler: Sampler) -> tuple[Asker, list[Identity]]:
     return asker, identities
 
 
-def _check_model(config: Config, folder: Path, hidden: int, server: Server, known: Identity) -> None:
+def _check_model(config: Config, folder: Path, hidden: int, server: EngineServer, known: Identity) -> None:
     """Raise ``ServerError`` for a model of another size than the target; say so where only its name is another."""
     if known.hidden is not None and known.hidden != hidden:
         raise ServerError(
@@ -207,7 +207,7 @@ def _check_model(config: Config, folder: Path, hidden: int, server: Server, know
 def make_job(
     config: Config, store: Store, draft: Artifact | Path | None, benchmarks: list[Benchmark], sampler: Sampler,
     identities: list[Identity],
-) -> Job:  # fmt: skip
+) -> ServedJob:  # fmt: skip
     """Identify the evaluation by servers, draft, target, benchmarks and settings, and find what it is put beside."""
     name, made_of = _draft(config, draft)
     settings = {
@@ -226,7 +226,7 @@ def make_job(
         parents["promised"] = promised.manifest.fingerprint
     shown = re.sub(r"[^A-Za-z0-9._-]", "-", name or identities[0].model).lstrip("._-") or "model"
     whole = fingerprint(measured, parents)
-    return Job(
+    return ServedJob(
         f"{shown}_{config.engine}", name, promised, parents, benchmarks, sampler, identities, measured, whole
     )
 
@@ -257,7 +257,7 @@ def find_promised(store: Store, draft: str | None, benchmarks: list[str]) -> Art
 
 
 def _evaluate(
-    config: Config, store: Store, job: Job, asker: Asker, prompts: dict[str, list[Prompt]]
+    config: Config, store: Store, job: ServedJob, asker: Asker, prompts: dict[str, list[Prompt]]
 ) -> Artifact:
     recorded: dict[str, Any] = {name: section(getattr(config, name)) for name in ("target", "evaluate")}
     recorded |= {"seed": config.seed, "sampler": job.sampler.effective(), "measured": job.measured}
@@ -283,7 +283,7 @@ def _evaluate(
     return artifact
 
 
-def _take_over(store: Store, job: Job, folder: Path) -> None:
+def _take_over(store: Store, job: ServedJob, folder: Path) -> None:
     """Copy the answers of an earlier evaluation that was only put beside something else."""
     for artifact in reversed(store.list(KIND)):
         if artifact.manifest.config.get("measured") == job.measured:
@@ -319,7 +319,7 @@ def _answer(config: Config, work: Work, asker: Asker, prompts: dict[str, list[Pr
             write_answers(work.path / ANSWERS / f"{unit}.parquet", rows)
 
 
-def _row(prompt: Prompt, turn: int, mode: str, context: int, reply: Reply) -> dict[str, Any]:
+def _row(prompt: Prompt, turn: int, mode: str, context: int, reply: ServedReply) -> dict[str, Any]:
     """One row of data_specs/served.SCHEMA."""
     counted = asdict(reply.counters) if reply.counters else {}
     return {
@@ -329,9 +329,9 @@ def _row(prompt: Prompt, turn: int, mode: str, context: int, reply: Reply) -> di
     }  # fmt: skip
 
 
-def _facts(config: Config, job: Job, asker: Asker, prompts: dict[str, list[Prompt]]) -> Facts:
+def _facts(config: Config, job: ServedJob, asker: Asker, prompts: dict[str, list[Prompt]]) -> ServedFacts:
     served, plain = job.identities[0], job.identities[1] if asker.plain else None
-    return Facts(
+    return ServedFacts(
         draft=job.draft or "the server's draft",
         target=config.target.name,
         sampler=job.sampler.effective(),

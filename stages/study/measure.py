@@ -11,8 +11,8 @@ import torch
 from data_specs.calibration import check_use, draft_contents, read_calibration
 from pipeline.confidence.temperatures import scaled
 from pipeline.config import Config, ConfigError
-from pipeline.decoding.batched import Engine, Served
-from pipeline.decoding.job import Job, check_fit, selected_prompts
+from pipeline.decoding.batched import AnsweredRequest, Engine
+from pipeline.decoding.job import EvaluationJob, check_fit, selected_prompts
 from pipeline.decoding.sampling import Sampler
 from pipeline.decoding.scheduler import Policy
 from pipeline.decoding.step_costs import Reference
@@ -24,16 +24,16 @@ from pipeline.prompts.chat import TemplateRefusal, render_prompt
 from pipeline.target.files import identity, load_tensors, load_tokenizer, locate
 from pipeline.target.model import Target
 from stages.study.costs import StepRates, from_steps
-from stages.study.points import Point, requests
+from stages.study.points import StudyPoint, requests
 from stages.study.pool import record
-from stages.study.simulation import Answer, answer_of_rounds
+from stages.study.simulation import RecordedAnswer, answer_of_rounds
 from stages.study.timing import time_steps
 
 Prompts = list[tuple[int, ...]]  # ids of each
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPoint:
     """One point as it was served, and the steps that timed the machine before and after it."""
 
     before: list[Step]
@@ -42,7 +42,7 @@ class Measured:
     after: list[Step]
 
 
-class Server:
+class InProcessServer:
     """Engines of one target and draft. ``temperatures`` None: confidences are the draft's own."""
 
     def __init__(
@@ -61,7 +61,9 @@ class Server:
         self.last: tuple[int, list[Step]] | None = None  # concurrency and steps of the latest timing
 
     @classmethod
-    def load(cls, config: Config, job: Job, temperatures: Sequence[float] | None) -> Server:
+    def load(
+        cls, config: Config, job: EvaluationJob, temperatures: Sequence[float] | None
+    ) -> InProcessServer:
         """Target, draft and prompts; raises ``ConfigError`` for a draft that does not fit, or a prompt too long."""
         tensors = load_tensors(config.target)
         check_fit(job.draft, tensors)
@@ -113,7 +115,7 @@ class Server:
         self.last = slots, steps
         return steps
 
-    def measure(self, point: Point, count: int, predicted: bool) -> Measured:
+    def measure(self, point: StudyPoint, count: int, predicted: bool) -> MeasuredPoint:
         """Serve ``count`` requests at ``point``. The timing after one point is that before the next.
 
         Without ``predicted`` the machine is timed once for each concurrency: the scheduler needs no more.
@@ -126,16 +128,16 @@ class Server:
         served = list(engine.serve(requests(self.prompts, count, self.study.max_new_tokens)))
         times = sorted((one.times for one in served), key=lambda times: times.number)
         after = self.time_steps(point.concurrency) if predicted else []
-        return Measured(before, list(engine.steps), times, after)
+        return MeasuredPoint(before, list(engine.steps), times, after)
 
-    def record(self, slots: int, advance: Callable[[int], None]) -> list[Answer]:
+    def record(self, slots: int, advance: Callable[[int], None]) -> list[RecordedAnswer]:
         """The answers to all prompts, with what the draft proposes along them and calibrated confidences.
 
         Decoded with whole chains. Greedy answers are then gone through position by position (recording.py); sampled
         ones tell of the positions where their rounds began.
         """
         limit, drafts = self.study.max_new_tokens, self.draft.max_drafts
-        served: list[Served] = []
+        served: list[AnsweredRequest] = []
         for one in self.engine(None, slots, drafts).serve(requests(self.prompts, len(self.prompts), limit)):
             served.append(one)
             advance(1)
@@ -149,14 +151,14 @@ class Server:
             ]
         return [self._calibrated(answer) for answer in answers]
 
-    def _calibrated(self, answer: Answer) -> Answer:
+    def _calibrated(self, answer: RecordedAnswer) -> RecordedAnswer:
         if self.temperatures is None or not len(answer.held):
             return answer
         confidences = scaled(answer.confidences, np.asarray(self.temperatures))
-        return Answer(answer.prompt, answer.limit, confidences, answer.held)
+        return RecordedAnswer(answer.prompt, answer.limit, confidences, answer.held)
 
 
-def load_ids(config: Config, job: Job, tokenizer: object) -> Prompts:
+def load_ids(config: Config, job: EvaluationJob, tokenizer: object) -> Prompts:
     """Ids of the first turn of every prompt of the benchmarks, all benchmarks in turn.
 
     Raises ``ConfigError`` naming the prompt that the chat template refuses.
@@ -177,7 +179,7 @@ def load_ids(config: Config, job: Job, tokenizer: object) -> Prompts:
     return found
 
 
-def temperatures_of(config: Config, job: Job, drafts: int) -> list[float] | None:
+def temperatures_of(config: Config, job: EvaluationJob, drafts: int) -> list[float] | None:
     """Those of the draft's calibration.json; None with ``study.calibrated=false``.
 
     Raises ``CalibrationFileError`` where there is none, or one of another draft, for other answers than the study's, or

@@ -38,7 +38,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Point:
+class StudyPoint:
     """One unit of work: ``arm`` served with ``concurrency`` slots."""
 
     arm: Arm
@@ -70,10 +70,10 @@ def _arm(name: str, drafts: int, threshold: float) -> Arm:
     return Arm(f"fixed_{length}", length)
 
 
-def points(study: StudyConfig, chosen: Sequence[Arm]) -> list[Point]:
+def points(study: StudyConfig, chosen: Sequence[Arm]) -> list[StudyPoint]:
     """All points; repeats lie as far apart as can be, because a machine's speed drifts."""
     return [
-        Point(arm, concurrency, repeat)
+        StudyPoint(arm, concurrency, repeat)
         for repeat in range(study.repeats)
         for concurrency in study.concurrencies
         for arm in chosen

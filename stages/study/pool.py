@@ -16,7 +16,7 @@ import torch
 from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.base import Draft
 from pipeline.target.model import States, Target
-from stages.study.simulation import Answer
+from stages.study.simulation import RecordedAnswer
 
 BATCH = 16  # answers whose states are in memory together
 
@@ -40,7 +40,7 @@ def record(
     answers: Sequence[list[int]],
     limit: int,
     advance: Callable[[int], None] = lambda _: None,
-) -> list[Answer]:
+) -> list[RecordedAnswer]:
     """Greedy drafts at every position of ``answers`` to ``prompts`` (ids), for at most ``limit`` tokens each.
 
     Confidences are the head's own; NaN without one. ``advance`` is told of answers that are done.
@@ -56,7 +56,7 @@ def record(
 @torch.inference_mode()
 def _record(
     target: Target, draft: Draft, prompts: Sequence[tuple[int, ...]], answers: Sequence[list[int]], limit: int
-) -> list[Answer]:
+) -> list[RecordedAnswer]:
     known = [_begin(target, draft, n, *pair) for n, pair in enumerate(zip(prompts, answers, strict=True))]
     confidences: list[list[np.ndarray]] = [[] for _ in known]
     held: list[list[int]] = [[] for _ in known]
@@ -71,7 +71,7 @@ def _record(
         _observe(draft, going)
     empty = np.zeros((0, draft.max_drafts))
     return [
-        Answer(
+        RecordedAnswer(
             len(one.prompt),
             limit,
             np.array(confidences[n]) if held[n] else empty,

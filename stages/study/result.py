@@ -19,10 +19,10 @@ from pipeline.decoding.steps import Step
 from stages.study.costs import Costs, Curve, StepRates, TableCosts, from_steps, from_table
 from stages.study.fronts import Point as FrontPoint
 from stages.study.fronts import front, shortfall, sla
-from stages.study.measure import Measured
+from stages.study.measure import MeasuredPoint
 from stages.study.metrics import Metrics, metrics
-from stages.study.points import SCHEDULED, Arm, Point, arms, request_count
-from stages.study.simulation import Answer, Pool, cycle, poisson, simulate
+from stages.study.points import SCHEDULED, Arm, StudyPoint, arms, request_count
+from stages.study.simulation import Pool, RecordedAnswer, cycle, poisson, simulate
 
 LIMIT = 0.02  # by so much a scheduler may lie below the best fixed length
 # Of a policy a step, by benchmarks/scheduler.py.
@@ -30,15 +30,15 @@ SCHEDULE = Curve.of([(1, 26e-6), (256, 75e-6), (2048, 472e-6)])
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recording:
     """Points as they were served, and the answers that simulations replay (none: nothing is simulated)."""
 
-    points: dict[Point, Measured]
-    answers: list[Answer]
+    points: dict[StudyPoint, MeasuredPoint]
+    answers: list[RecordedAnswer]
 
 
 @dataclass(frozen=True)
-class Facts:
+class StudyFacts:
     """What was studied and with what. ``notes``: how each SPS table was made."""
 
     draft: str
@@ -57,9 +57,9 @@ class Facts:
 
 
 def result_of(
-    recorded: Recorded,
+    recorded: Recording,
     study: StudyConfig,
-    facts: Facts,
+    facts: StudyFacts,
     chosen: Sequence[Arm],
     tables: Sequence[SpsTable],
     advance: Callable[[str], None] = lambda _: None,
@@ -93,19 +93,21 @@ def result_of(
 # --- measured, and predicted ------------------------------------------------------------------------------
 
 
-def _grouped(points: dict[Point, Measured]) -> dict[tuple[int, str], list[tuple[Point, Measured]]]:
+def _grouped(
+    points: dict[StudyPoint, MeasuredPoint],
+) -> dict[tuple[int, str], list[tuple[StudyPoint, MeasuredPoint]]]:
     """The repeats of each point together, by concurrency."""
-    found: dict[tuple[int, str], list[tuple[Point, Measured]]] = {}
+    found: dict[tuple[int, str], list[tuple[StudyPoint, MeasuredPoint]]] = {}
     for point, measured in points.items():
         found.setdefault((point.concurrency, point.arm.name), []).append((point, measured))
     return found
 
 
-def _real(repeats: Sequence[tuple[Point, Measured]]) -> dict[str, Any]:
+def _real(repeats: Sequence[tuple[StudyPoint, MeasuredPoint]]) -> dict[str, Any]:
     return _entry(repeats[0][0], [metrics(measured.steps, measured.times) for _, measured in repeats])
 
 
-def shapes_of(points: dict[Point, Measured]) -> dict[int, TableCosts]:
+def shapes_of(points: dict[StudyPoint, MeasuredPoint]) -> dict[int, TableCosts]:
     """Concurrency -> what steps cost, in units of their pace, by all the timings at it; no steps of the points."""
     timed: dict[int, list[Step]] = {}
     for point, measured in points.items():
@@ -114,11 +116,11 @@ def shapes_of(points: dict[Point, Measured]) -> dict[int, TableCosts]:
 
 
 def _predicted(
-    repeats: Sequence[tuple[Point, Measured]],
+    repeats: Sequence[tuple[StudyPoint, MeasuredPoint]],
     pool: Pool,
     shapes: dict[int, TableCosts],
     study: StudyConfig,
-    facts: Facts,
+    facts: StudyFacts,
 ) -> dict[str, Any]:
     """The same requests simulated, at the pace that the machine had during each repeat (``Step.pace``)."""
     found = []
@@ -132,7 +134,7 @@ def _predicted(
     return {"sps": MACHINE, "arrival": None} | _entry(repeats[0][0], found)
 
 
-def _entry(point: Point, found: Sequence[Metrics]) -> dict[str, Any]:
+def _entry(point: StudyPoint, found: Sequence[Metrics]) -> dict[str, Any]:
     return {
         "policy": point.arm.name,
         "concurrency": point.concurrency,
@@ -165,7 +167,7 @@ def _simulated(
     pool: Pool,
     table: SpsTable,
     study: StudyConfig,
-    facts: Facts,
+    facts: StudyFacts,
     chosen: Sequence[Arm],
     advance: Callable[[str], None],
 ) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from data_specs.study import (
 )
 from pipeline import console
 from pipeline.config import Config, section
-from pipeline.decoding.job import Job, make_job
+from pipeline.decoding.job import EvaluationJob, make_job
 from pipeline.decoding.steps import Step, Times
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.ranks import is_main
@@ -48,11 +48,11 @@ from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, commit_once
 from pipeline.target.files import device_of
 from stages.study.costs import from_steps
-from stages.study.measure import Measured, Server, temperatures_of
-from stages.study.points import CONFIDENT, Arm, Point, arms, points, request_count
+from stages.study.measure import InProcessServer, MeasuredPoint, temperatures_of
+from stages.study.points import CONFIDENT, Arm, StudyPoint, arms, points, request_count
 from stages.study.report import show, write_report
-from stages.study.result import Facts, Recorded, result_of, simulated_count
-from stages.study.simulation import Answer
+from stages.study.result import Recording, StudyFacts, result_of, simulated_count
+from stages.study.simulation import RecordedAnswer
 
 KIND = "study"
 FILES = (f"{STEPS}/*.parquet", f"{TIMES}/*.parquet", POOL, "*.json", "*.md", "*.html", "*.png")
@@ -62,15 +62,15 @@ SIMULATED = ("simulate", "sps", "simulated_concurrencies", "simulated_requests_p
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """What is to be measured and simulated, known before any model is loaded.
 
     ``measured`` identifies what is served, ``fingerprint`` all of the study.
     """
 
-    job: Job
+    job: EvaluationJob
     arms: list[Arm]
-    points: list[Point]
+    points: list[StudyPoint]
     drafts: int
     temperatures: list[float] | None
     tables: list[SpsTable]
@@ -99,7 +99,7 @@ def run_study(config: Config, store: Store, draft: Artifact | Path) -> Artifact 
     return artifact
 
 
-def make_plan(config: Config, draft: Artifact | Path) -> Plan:
+def make_plan(config: Config, draft: Artifact | Path) -> StudyPlan:
     """Check the settings against the draft and the tables, and identify the study."""
     study = config.study
     # What of ``evaluate`` a study does not use does not identify it.
@@ -128,10 +128,10 @@ def make_plan(config: Config, draft: Artifact | Path) -> Plan:
     measured = fingerprint(SCHEMA_VERSION, job.fingerprint, told, temperatures)
     simulated = {name: getattr(study, name) for name in SIMULATED}
     whole = fingerprint(measured, simulated, [asdict(table) for table in tables])
-    return Plan(job, chosen, points(study, chosen), drafts, temperatures, tables, measured, whole)
+    return StudyPlan(job, chosen, points(study, chosen), drafts, temperatures, tables, measured, whole)
 
 
-def _study(config: Config, store: Store, plan: Plan) -> Artifact:
+def _study(config: Config, store: Store, plan: StudyPlan) -> Artifact:
     job = plan.job
     recorded: dict[str, Any] = {
         name: section(getattr(config, name)) for name in ("target", "evaluate", "study")
@@ -145,7 +145,7 @@ def _study(config: Config, store: Store, plan: Plan) -> Artifact:
 
     def finish() -> dict[str, Any]:
         count = len(plan.tables) * simulated_count(config.study, plan.arms, plan.drafts)
-        found = Recorded(read_points(work.path, plan.points), read_pool(work.path))
+        found = Recording(read_points(work.path, plan.points), read_pool(work.path))
         with console.progress("study: simulating", count, is_main()) as bar:
             result = result_of(
                 found,
@@ -162,12 +162,12 @@ def _study(config: Config, store: Store, plan: Plan) -> Artifact:
     return commit_once(store, work, finish, FILES)
 
 
-def _evaluated(store: Store, job: Job) -> list[Evaluation]:
+def _evaluated(store: Store, job: EvaluationJob) -> list[Evaluation]:
     """The latest evaluation of the draft, which the page shows too; none where there is no such."""
     return [committed(one, store) for one in made_of_draft(store, "evaluation", job.parents["draft"])[:1]]
 
 
-def _judged(store: Store, plan: Plan) -> dict[str, Any] | None:
+def _judged(store: Store, plan: StudyPlan) -> dict[str, Any] | None:
     """What the latest evaluation of the draft with the study's temperatures says of them; None where none has them."""
     for one in made_of_draft(store, "evaluation", plan.job.parents["draft"]):
         calibration: dict[str, Any] | None = read_json(one.path / SUMMARY).get("calibration")
@@ -176,7 +176,7 @@ def _judged(store: Store, plan: Plan) -> dict[str, Any] | None:
     return None
 
 
-def _take_over(store: Store, plan: Plan, folder: Path) -> None:
+def _take_over(store: Store, plan: StudyPlan, folder: Path) -> None:
     """Copy what an earlier study has measured with the same settings."""
     for artifact in reversed(store.list(KIND)):
         if artifact.manifest.config.get("measured") == plan.measured:
@@ -188,7 +188,7 @@ def _take_over(store: Store, plan: Plan, folder: Path) -> None:
             return
 
 
-def _measure(config: Config, plan: Plan, work: Work) -> None:
+def _measure(config: Config, plan: StudyPlan, work: Work) -> None:
     """Serve the points that fall to this process, and record the pool, until all is there."""
     units = {point.unit: point for point in plan.points}
 
@@ -203,7 +203,7 @@ def _measure(config: Config, plan: Plan, work: Work) -> None:
         return
     if is_main() and len(left) < len(share.units):
         console.say(f"study of {work.name}: {share.done} of {len(share.units)} points are there already")
-    server = Server.load(config, plan.job, plan.temperatures)
+    server = InProcessServer.load(config, plan.job, plan.temperatures)
     server.warm_up()
     with console.progress(f"study of {work.name}", len(left), is_main()) as bar:
         for unit in share:
@@ -219,7 +219,7 @@ def _measure(config: Config, plan: Plan, work: Work) -> None:
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def write_point(folder: Path, unit: str, measured: Measured) -> None:
+def write_point(folder: Path, unit: str, measured: MeasuredPoint) -> None:
     """The two files of a unit."""
     parts = {BEFORE: measured.before, POINT: measured.steps, AFTER: measured.after}
     steps = [{"part": part} | asdict(step) for part, steps in parts.items() for step in steps]
@@ -227,7 +227,7 @@ def write_point(folder: Path, unit: str, measured: Measured) -> None:
     write_rows(folder / TIMES / f"{unit}.parquet", [asdict(t) for t in measured.times], TIME_SCHEMA)
 
 
-def read_points(folder: Path, asked: Sequence[Point]) -> dict[Point, Measured]:
+def read_points(folder: Path, asked: Sequence[StudyPoint]) -> dict[StudyPoint, MeasuredPoint]:
     """What ``write_point`` wrote for the points ``asked``; raises ``StudyError`` naming a damaged file."""
     found = {}
     for point in asked:
@@ -235,11 +235,11 @@ def read_points(folder: Path, asked: Sequence[Point]) -> dict[Point, Measured]:
         for row in read_rows(folder / STEPS / f"{point.unit}.parquet", STEP_SCHEMA):
             steps[row.pop("part")].append(Step(**row))
         times = [Times(**row) for row in read_rows(folder / TIMES / f"{point.unit}.parquet", TIME_SCHEMA)]
-        found[point] = Measured(steps[BEFORE], steps[POINT], times, steps[AFTER])
+        found[point] = MeasuredPoint(steps[BEFORE], steps[POINT], times, steps[AFTER])
     return found
 
 
-def pool_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def pool_rows(answers: Sequence[RecordedAnswer]) -> list[dict[str, Any]]:
     """Rows of data_specs/study.POOL_SCHEMA."""
     rows = []
     for number, answer in enumerate(answers):
@@ -251,7 +251,7 @@ def pool_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     return rows
 
 
-def read_pool(folder: Path) -> list[Answer]:
+def read_pool(folder: Path) -> list[RecordedAnswer]:
     """What ``pool_rows`` made of the answers; none where nothing was recorded."""
     if not (folder / POOL).is_file():
         return []
@@ -263,12 +263,12 @@ def read_pool(folder: Path) -> list[Answer]:
         kept = [row for row in rows if row["held"] is not None]
         confidences = np.array([row["confidences"] for row in kept]).reshape(-1, len(rows[0]["confidences"]))
         held = np.array([row["held"] for row in kept], dtype=np.int64)
-        answers.append(Answer(rows[0]["prompt"], rows[0]["limit"], confidences, held))
+        answers.append(RecordedAnswer(rows[0]["prompt"], rows[0]["limit"], confidences, held))
     return answers
 
 
-def _facts(config: Config, plan: Plan) -> Facts:
-    return Facts(
+def _facts(config: Config, plan: StudyPlan) -> StudyFacts:
+    return StudyFacts(
         draft=plan.job.name,
         target=config.target.name,
         sampler=plan.job.sampler.effective(),
@@ -298,10 +298,10 @@ def _counts(result: dict[str, Any]) -> dict[str, Any]:
 # --- plan -------------------------------------------------------------------------------------------------
 
 
-def show_plan(config: Config, plan: Plan) -> None:
+def show_plan(config: Config, plan: StudyPlan) -> None:
     """Points, tokens, and time at most: by the steps of a short run now, were every point decoded plainly."""
     study = config.study
-    server = Server.load(config, plan.job, plan.temperatures)
+    server = InProcessServer.load(config, plan.job, plan.temperatures)
     server.warm_up()
     rows, seconds = [], 0.0
     for concurrency in study.concurrencies:

@@ -28,7 +28,7 @@ class SimulationError(UserError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class RecordedAnswer:
     """A recorded answer of L tokens. Row e - 1 of ``confidences`` [L-1, G] and ``held`` [L-1] is the draft made when e
     tokens were out: how likely each draft was said to hold, and how many leading ones do. At most ``limit`` tokens were
     asked for.
@@ -57,7 +57,7 @@ class Pool:
     held: Array  # int64 [N]
 
     @classmethod
-    def of(cls, answers: Sequence[Answer]) -> Pool:
+    def of(cls, answers: Sequence[RecordedAnswer]) -> Pool:
         """Raises ``SimulationError`` for no answers, or drafts of different lengths."""
         widths = {a.confidences.shape[1] for a in answers}
         if len(widths) != 1:
@@ -87,14 +87,14 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Served:
+class SimulatedRun:
     """What the engine would have recorded: its steps, and the times of each request by number."""
 
     steps: list[Step]
     times: list[Times]
 
 
-def answer_of_rounds(prompt: int, limit: int, rounds: Sequence[Round], drafts: int) -> Answer:
+def answer_of_rounds(prompt: int, limit: int, rounds: Sequence[Round], drafts: int) -> RecordedAnswer:
     """An answer from the rounds of one decoding with full chains (``rounds[0]`` is the prefill).
 
     Rounds tell of the positions where they began; the positions that a round emitted take its confidences and outcome,
@@ -107,7 +107,7 @@ def answer_of_rounds(prompt: int, limit: int, rounds: Sequence[Round], drafts: i
         row[: len(told)] = told
         confidences = np.concatenate([confidences, np.tile(row, (len(r.tokens), 1))])
         held = np.concatenate([held, np.full(len(r.tokens), r.accepted)])
-    return Answer(prompt, limit, confidences, held)
+    return RecordedAnswer(prompt, limit, confidences, held)
 
 
 def cycle(pool: Pool, count: int, arrivals: Array | None = None, seed: int | None = None) -> Load:
@@ -133,7 +133,7 @@ def simulate(
     slots: int,
     drafts: int | None = None,
     prefill_tokens: int = 512,
-) -> Served:
+) -> SimulatedRun:
     """Serve ``load`` in ``slots`` at a time; ``policy`` None verifies whole chains.
 
     ``drafts`` of a chain at most (None: the pool's; 0: plain decoding). Arrivals ascend. Raises ``SimulationError``
@@ -147,7 +147,7 @@ def simulate(
     run = _Run(pool, load, costs, policy, slots, chain, prefill_tokens)
     while run.finished < len(load.answers):
         run.step()
-    return Served(run.steps, run.times())
+    return SimulatedRun(run.steps, run.times())
 
 
 class _Run:

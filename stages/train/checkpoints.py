@@ -19,7 +19,7 @@ COMPLETE = "complete.json"
 
 
 @dataclass(frozen=True)
-class Layout:
+class CheckpointLayout:
     """What has to be equal for a checkpoint to be loaded: its files are cut accordingly."""
 
     world_size: int
@@ -33,7 +33,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    layout: Layout
+    layout: CheckpointLayout
 
 
 def partial_folder(folder: Path, step: int) -> Path:
@@ -49,7 +49,7 @@ def begin(folder: Path, step: int) -> Path:
     return path
 
 
-def complete(folder: Path, step: int, layout: Layout) -> Checkpoint:
+def complete(folder: Path, step: int, layout: CheckpointLayout) -> Checkpoint:
     """Turn the written ``partial_folder`` into a checkpoint; all ranks have written their part."""
     partial, path = partial_folder(folder, step), folder / f"step-{step:08d}"
     files = {}
@@ -84,7 +84,7 @@ def tidy(folder: Path, keep: int) -> list[Checkpoint]:
     return kept
 
 
-def check_layout(checkpoint: Checkpoint, layout: Layout) -> None:
+def check_layout(checkpoint: Checkpoint, layout: CheckpointLayout) -> None:
     """Raise ``ConfigError`` unless ``checkpoint`` can be loaded with ``layout`` (pitfall 35)."""
     for key, had, has in (
         ("ranks", checkpoint.layout.world_size, layout.world_size),
@@ -110,7 +110,7 @@ def _read(path: Path) -> Checkpoint | None:
         file = path / name
         if not file.is_file() or file.stat().st_size != size:
             return None
-    return Checkpoint(path, record["step"], Layout(**record["layout"]))
+    return Checkpoint(path, record["step"], CheckpointLayout(**record["layout"]))
 
 
 def newest(folder: Path) -> Checkpoint | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from data_specs.errors import UserError
 from pipeline import console
 from pipeline.store.work import Owner, WorkShare
-from stages.train import engine
+from stages.train import trainer
 
 RUNNING = ".running"  # beside the work folders: it outlives their rename into an artifact
 POLL_SECONDS = 1.0
@@ -72,7 +72,7 @@ class RunClaim(WorkShare):
 def sole_run(folder: Path, fingerprint: str) -> Iterator[None]:
     """Rank 0 holds the claim for the block. All ranks enter together; raises ``BusyError`` on rank 0."""
     with ExitStack() as stack:
-        engine.on_main(lambda: stack.enter_context(RunClaim(folder, fingerprint).held()))
+        trainer.on_main(lambda: stack.enter_context(RunClaim(folder, fingerprint).held()))
         yield
 
 

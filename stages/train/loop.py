@@ -31,12 +31,12 @@ from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.tracking import Tracker
 from pipeline.store.work import commit_once
 from pipeline.target.files import load_tensors
-from stages.train import batches, checkpoints, engine, record
+from stages.train import batches, checkpoints, record, trainer
 from stages.train.claim import sole_run
-from stages.train.figures import SCORE, Sums, Timed
 from stages.train.output import check_frozen, save_draft
 from stages.train.plan import Setup, prepare, show_plan, show_size, with_start
 from stages.train.schedule import final_weights, learning_rate, loss_weights
+from stages.train.step_sums import SCORE, Sums, Timed
 
 SCHEMA_VERSION = 1
 SUMMARY = "summary.json"
@@ -64,8 +64,8 @@ def run_train(config: Config, store: Store, cache: Artifact) -> Artifact | None:
         return None
     if found is None:
         name = f"{config.target.name}_{config.drafter.name}"
-        with engine.process_group(), sole_run(store.root / "draft" / name, inputs):
-            found = engine.from_main(store.find("draft", inputs))  # another run may just have ended
+        with trainer.process_group(), sole_run(store.root / "draft" / name, inputs):
+            found = trainer.from_main(store.find("draft", inputs))  # another run may just have ended
             if found is None:
                 return _train(setup, store, name, inputs)
     if ranks.is_main():
@@ -82,7 +82,7 @@ def _train(setup: Setup, store: Store, name: str, inputs: str) -> Artifact:
     )
     code = 1
     try:
-        if not engine.from_main((work.path / SUMMARY).is_file()):
+        if not trainer.from_main((work.path / SUMMARY).is_file()):
             Run(setup, work, tracker).train()
         artifact = _commit(store, work)
         tracker.artifact(artifact, {"cache": setup.cache})
@@ -109,7 +109,7 @@ def _commit(store: Store, work: Work) -> Artifact:
     """Remove what was only for the work, and commit what is for others."""
     if ranks.is_main():
         shutil.rmtree(work.path / RUN, ignore_errors=True)
-    summary = engine.from_main(read_json(work.path / SUMMARY) if ranks.is_main() else None)
+    summary = trainer.from_main(read_json(work.path / SUMMARY) if ranks.is_main() else None)
     return commit_once(store, work, lambda: summary)
 
 
@@ -125,14 +125,14 @@ class Run:
     def train(self) -> None:
         """Train from where an interrupted run left off to the end, and write the artifact's files."""
         train = self.config.train
-        engine.on_main(lambda: self.setup.samples.reader.verify(full=train.verify == "full"))
+        trainer.on_main(lambda: self.setup.samples.reader.verify(full=train.verify == "full"))
         layout = self._layout()
-        start = engine.from_main(checkpoints.newest(self.checkpoints) if ranks.is_main() else None)
+        start = trainer.from_main(checkpoints.newest(self.checkpoints) if ranks.is_main() else None)
         if start is not None:
             checkpoints.check_layout(start, layout)
         show_size(self.setup)
         with ExitStack() as stack:
-            self.engine = engine.Engine(
+            self.engine = trainer.Trainer(
                 self.setup.draft, train, self.config.deepspeed, self.setup.sharing.micro_steps
             )
             stack.callback(self.engine.close)
@@ -141,9 +141,9 @@ class Run:
             self._steps(first, layout)
             self._finish()
 
-    def _layout(self) -> checkpoints.Layout:
+    def _layout(self) -> checkpoints.CheckpointLayout:
         names = [name for name, p in self.setup.draft.named_parameters() if p.requires_grad]
-        return checkpoints.Layout(ranks.world_size(), self.config.deepspeed.stage, sorted(names))
+        return checkpoints.CheckpointLayout(ranks.world_size(), self.config.deepspeed.stage, sorted(names))
 
     def _resume(self, start: checkpoints.Checkpoint | None) -> int:
         """Restore ``start``; returns the first step that is left to do."""
@@ -157,7 +157,7 @@ class Run:
 
     # --- the steps ---
 
-    def _steps(self, first: int, layout: checkpoints.Layout) -> None:
+    def _steps(self, first: int, layout: checkpoints.CheckpointLayout) -> None:
         total, every = self.setup.steps, self.config.train
         pin = self.engine.device.type == "cuda"
         stream = batches.read_ahead(self.setup.shares, first, total, every.workers, pin)
@@ -180,9 +180,9 @@ class Run:
         began = time.monotonic()
         micros = Timed(stream)
         first = next(micros)
-        global_weight, stop = engine.sum_over_ranks([first.step_weight, float(self.decided)])
+        global_weight, stop = trainer.sum_over_ranks([first.step_weight, float(self.decided)])
         if stop:
-            return max(engine.gather(self.decided))
+            return max(trainer.gather(self.decided))
         rest = itertools.islice(micros, self.setup.sharing.micro_steps - 1)
         weights = loss_weights(step, self.setup.steps, self.config.drafter.loss)
         figures = self._gradient(step, itertools.chain([first], rest), weights, global_weight or 1.0)
@@ -217,7 +217,7 @@ class Run:
         bad = [
             f"samples {', '.join(f'{n} ({keys[n][:12]})' for n in numbers if n >= 0) or 'none'}: "
             f"loss sum {total:.4g}, gradient norm {norm:.4g}"
-            for part in engine.gather(sums.not_finite())
+            for part in trainer.gather(sums.not_finite())
             for numbers, total, norm in part
         ]
         which = "; ".join(bad or ["only the sum over ranks"])
@@ -256,24 +256,24 @@ class Run:
         with self.engine.gathered() as draft:
             if ranks.is_main():
                 save_draft(draft, folder, self.setup.save_dtype)
-        engine.barrier()
+        trainer.barrier()
 
     # --- checkpoints ---
 
-    def _save(self, step: int, layout: checkpoints.Layout) -> None:
+    def _save(self, step: int, layout: checkpoints.CheckpointLayout) -> None:
         """Write the checkpoint after ``step`` steps unless it is there; remove what no resume can need."""
-        there = engine.from_main(any(c.step == step for c in checkpoints.complete_ones(self.checkpoints)))
+        there = trainer.from_main(any(c.step == step for c in checkpoints.complete_ones(self.checkpoints)))
         if there:
             return
         if ranks.is_main():
             checkpoints.begin(self.checkpoints, step)
-        engine.barrier()
+        trainer.barrier()
         self.engine.save(checkpoints.partial_folder(self.checkpoints, step))
-        engine.barrier()
+        trainer.barrier()
         if ranks.is_main():
             checkpoints.complete(self.checkpoints, step, layout)
             self._tidy(checkpoints.tidy(self.checkpoints, self.config.train.keep_checkpoints))
-        engine.barrier()
+        trainer.barrier()
 
     def _tidy(self, kept: list[checkpoints.Checkpoint]) -> None:
         """Keep those drafts only that are the best so far at one of the kept checkpoints."""
@@ -311,7 +311,7 @@ class Run:
                 check_frozen(folder, target)
             record.plot(self.record.lines, self.folder / PLOT)
             write_json(self.folder / SUMMARY, self._summary(best))
-        engine.barrier()
+        trainer.barrier()
 
     def _summary(self, best: dict[str, Any] | None) -> dict[str, Any]:
         """What the manifest counts."""

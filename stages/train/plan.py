@@ -317,7 +317,7 @@ def _product(sharing: Sharing) -> str:
 
 def matmul_rate(dtype: str, size: int = 1024, seconds: float = 0.3) -> float:
     """Measured FLOP/s of square matrix products in ``dtype`` on the device that would train."""
-    from stages.train.engine import device
+    from stages.train.trainer import device
 
     where, kind = device(), torch.bfloat16 if dtype == "bf16" else torch.float32
     a = torch.randn(size, size, device=where, dtype=kind)

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stages.train.figures import GREEDY, SCORE
+from stages.train.step_sums import GREEDY, SCORE
 
 
 class Record:

@@ -22,7 +22,7 @@ from pipeline.config import AnswersConfig, Config, DataConfig, OpenAIConfig, Sou
 from pipeline.store.artifacts import Store
 from pipeline.target.files import locate
 from stages.cache.answers import run_answers
-from stages.cache.engine_openai import ServerError
+from stages.cache.source_openai import ServerError
 from stages.export.llama_cpp import Converter
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]

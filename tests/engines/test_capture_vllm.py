@@ -16,7 +16,7 @@ from data_specs.answers import AnswerRow, write_answers
 from pipeline.config import CaptureConfig, Config, DataConfig, TargetConfig, VllmConfig
 from pipeline.states.store import CacheReader
 from pipeline.store.artifacts import Artifact, Store
-from stages.cache.capture import Planned, run_capture
+from stages.cache.capture import PlannedSample, run_capture
 from stages.cache.capture_vllm import vllm_target
 from stages.cache.forecast import spec_of
 from stages.cache.vllm_process import WorkerError
@@ -120,7 +120,7 @@ def test_what_is_killed_takes_all_of_vllm_with_it(
     """kill -9 of vLLM's engine, a process of its own; and of the stage, which closes the worker's pipe."""
     config = by_vllm(replace(bench.config, taps=[1]), tmp_path, vllm)
     ids = torch.arange(20)
-    batches, spec = [[Planned("one", "train", ids, ids > 3)]], spec_of(config, bench.tensors.config)
+    batches, spec = [[PlannedSample("one", "train", ids, ids > 3)]], spec_of(config, bench.tensors.config)
     said = "a process of vLLM has ended" if killed == "engine" else "as it was to be"
     with pytest.raises(WorkerError, match=said), vllm_target(config, spec, tmp_path / "work", 20) as target:
         assert len(list(target.states(batches))) == 1

@@ -26,7 +26,7 @@ BACKENDS = ("dense", "grouped", "flex")
 
 
 @dataclass(frozen=True)
-class Group:
+class BlockGroup:
     """Blocks first .. last-1 of one sequence, the context length they need, and their mask [n*Q, context + n*K]."""
 
     row: int
@@ -64,7 +64,7 @@ class AttentionPlan:
 
     backend: str
     shape: Shape
-    groups: tuple[Group, ...] = ()
+    groups: tuple[BlockGroup, ...] = ()
     grid: Tensor | None = None  # int64 [B, A]: flat index of each block, 0 at padding (dense, flex)
     filled: Tensor | None = None  # bool [B, A]: False at padding
     mask: Any = None  # bool [B, 1, A*Q, S + A*K] (dense) or a BlockMask (flex)
@@ -130,7 +130,7 @@ def attend_each(
     return torch.cat(outputs)
 
 
-def _groups(rows: Tensor, anchors: Tensor, shape: Shape) -> tuple[Group, ...]:
+def _groups(rows: Tensor, anchors: Tensor, shape: Shape) -> tuple[BlockGroup, ...]:
     rows_list, anchors_list = rows.tolist(), anchors.tolist()
     groups, first = [], 0
     while first < len(rows_list):
@@ -139,7 +139,7 @@ def _groups(rows: Tensor, anchors: Tensor, shape: Shape) -> tuple[Group, ...]:
             last += 1
         context = anchors_list[last - 1]
         mask = _group_mask(anchors[first:last], context, shape)
-        groups.append(Group(rows_list[first], first, last, context, mask))
+        groups.append(BlockGroup(rows_list[first], first, last, context, mask))
         first = last
     return tuple(groups)
 

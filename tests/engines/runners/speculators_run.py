@@ -43,9 +43,9 @@ def through_library(folder, code):
     """config.json as draftline writes it where this library is installed; ``code``: where draftline's imports lie."""
     sys.path += code
     from stages.export import speculators as exporter
-    from stages.export.source import Layout
+    from stages.export.source import EngineLayout
 
-    layout = Layout(
+    layout = EngineLayout(
         json.loads(Path(folder, "config.json").read_text()), load_file(f"{folder}/model.safetensors")
     )
     return exporter.through_library(layout).config

@@ -11,7 +11,7 @@ from pipeline.report.evaluation_text import (
     MARKDOWN,
     POSITIONS_PLOT,
     SUMMARY,
-    Facts,
+    EvaluationFacts,
     flat_metrics,
     show,
     table_rows,
@@ -54,7 +54,7 @@ def facts(**changes):
         "draft": "d", "target": "t", "sampler": {"temperature": 0.0}, "threshold": 0.0, "max_new_tokens": 64,
         "thinking": None, "device": "cpu", "dtype": "float32", "prompts": {"zeta": 2, "alpha": 1},
     }  # fmt: skip
-    return Facts(**(values | changes))
+    return EvaluationFacts(**(values | changes))
 
 
 @pytest.fixture

@@ -4,7 +4,18 @@ import re
 
 import pytest
 
-from pipeline.report.svg import Axis, Point, Series, intervals, linear, plot, powers, series, shares, stacks
+from pipeline.report.svg import (
+    Axis,
+    PlottedPoint,
+    Series,
+    intervals,
+    linear,
+    plot,
+    powers,
+    series,
+    shares,
+    stacks,
+)
 
 
 def told(value, low=None, high=None):
@@ -40,7 +51,7 @@ def test_a_line_with_its_interval():
 
 
 def test_series_differ_in_colour_and_shape():
-    lines = [Series(str(n), n, [Point(0.5, 0.5)]) for n in range(12)]
+    lines = [Series(str(n), n, [PlottedPoint(0.5, 0.5)]) for n in range(12)]
     drawn = plot("t", lines, shares("x"), shares("y"))
     marks = re.findall(r'class="mark (c\d)" d="([^"]+)"', drawn)
     assert len(set(marks)) == 12
@@ -66,6 +77,6 @@ def test_bars_end_to_end_to_one_scale():
 
 
 def test_text_is_escaped():
-    drawn = plot("<b>", [Series("<i>", 0, [Point(1, 1, text="<u>")])], shares("<x>"), shares("&y"))
+    drawn = plot("<b>", [Series("<i>", 0, [PlottedPoint(1, 1, text="<u>")])], shares("<x>"), shares("&y"))
     assert not re.search("<[biux]>", drawn)
     assert "&lt;x&gt;" in drawn and "&amp;y" in drawn

@@ -8,7 +8,7 @@ import torch
 from data_specs.errors import UserError
 from pipeline.config import ConfigError, TargetConfig
 from pipeline.target import group as target_group
-from pipeline.target.group import Group, join, together
+from pipeline.target.group import TargetGroup, join, together
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 class Fake:
     """A target whose methods say that they were called."""
 
-    def __init__(self, group: Group | None) -> None:
+    def __init__(self, group: TargetGroup | None) -> None:
         self.group, self.calls = group, []
 
     @together
@@ -34,12 +34,12 @@ class Fake:
 def wire(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     """What the leader has sent and the follower has not yet read."""
     sent: list[list[Any]] = []
-    monkeypatch.setattr(Group, "_tell", lambda self, kind, content: sent.append([kind, content]))
-    monkeypatch.setattr(Group, "_hear", lambda self: sent.pop(0))
+    monkeypatch.setattr(TargetGroup, "_tell", lambda self, kind, content: sent.append([kind, content]))
+    monkeypatch.setattr(TargetGroup, "_hear", lambda self: sent.pop(0))
     return sent
 
 
-def load(group: Group, made: list[Fake], taps: list[int]) -> Fake:
+def load(group: TargetGroup, made: list[Fake], taps: list[int]) -> Fake:
     assert taps == [0, 2]
     with group.together("load", taps):
         made.append(Fake(group))
@@ -48,7 +48,7 @@ def load(group: Group, made: list[Fake], taps: list[int]) -> Fake:
 
 def test_a_follower_does_what_its_leader_did(wire: list[list[Any]]) -> None:
     """What a method calls in turn is no order of its own: both ranks come to it by themselves."""
-    leader, follower = Group(2, 0, leads=True), Group(2, 0, leads=False)
+    leader, follower = TargetGroup(2, 0, leads=True), TargetGroup(2, 0, leads=False)
     led: list[Fake] = []
     followed: list[Fake] = []
 
@@ -73,14 +73,14 @@ def test_a_follower_ends_with_its_leader(wire: list[list[Any]]) -> None:
         raise UserError("sample first: not finite")
 
     with pytest.raises(UserError, match="^sample first"):
-        Group(2, 4, leads=True).work(lead, lambda taps: None)
+        TargetGroup(2, 4, leads=True).work(lead, lambda taps: None)
     with pytest.raises(UserError, match="rank 4, which leads this one .*UserError: sample first: not finite"):
-        Group(2, 4, leads=False).work(lambda: None, lambda taps: None)
+        TargetGroup(2, 4, leads=False).work(lambda: None, lambda taps: None)
 
 
 def test_what_fails_on_all_ranks_is_nobodys_message(wire: list[list[Any]]) -> None:
     """The others have left by themselves: an order would wait for them for days."""
-    group = Group(2, 0, leads=True)
+    group = TargetGroup(2, 0, leads=True)
 
     def lead() -> None:
         Fake(group).run(None)  # type: ignore[arg-type]

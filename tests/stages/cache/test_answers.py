@@ -26,7 +26,7 @@ from pipeline.store import artifacts
 from pipeline.store.artifacts import Store
 from stages.cache import answers, forecast
 from stages.cache.answers import run_answers
-from stages.cache.engine import Refusal, Reply
+from stages.cache.source import AnswerReply, Refusal
 
 TEXTS = ["a", "what is it?", "zz" * 9, "hello there", "0123456789", "why", "who", "when", "where", "how much"]
 
@@ -78,7 +78,7 @@ class Scripted:
         if text == "dab":
             return Rejection("empty_answer")
         ids = [*tiny.tokenizer()(text)["input_ids"], 258]
-        return Reply(request.prompt_ids, ids, "stop", {"role": "assistant", "content": text})
+        return AnswerReply(request.prompt_ids, ids, "stop", {"role": "assistant", "content": text})
 
 
 # --- the whole stage
@@ -389,7 +389,7 @@ def processes():
     """Processes forked from a server that has done the heavy imports: a start takes a tenth of a second."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["transformers.models.qwen3.modeling_qwen3", "stages.cache.answers", "stages.cache.engine_hf"]
+        ["transformers.models.qwen3.modeling_qwen3", "stages.cache.answers", "stages.cache.source_hf"]
     )
     return context
 

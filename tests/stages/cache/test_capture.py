@@ -21,7 +21,7 @@ from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.model import States, Target
 from stages.cache import capture as module
 from stages.cache import forecast
-from stages.cache.capture import InProcess, Planned, capture, plan_batches, plan_capture, run_capture
+from stages.cache.capture import InProcess, PlannedSample, capture, plan_batches, plan_capture, run_capture
 from stages.cache.forecast import spec_of
 
 LENGTHS = ((4, 6), (3, 9), (8, 2), (5, 5), (2, 20), (7, 1))  # prompt and answer tokens
@@ -192,7 +192,7 @@ def test_token_counts_tell_which_ids_occur(made: Artifact) -> None:
 # --- the plan ---
 
 
-def plan_of(rows: Sequence[AnswerRow], **changes: object) -> module.Plan:
+def plan_of(rows: Sequence[AnswerRow], **changes: object) -> module.CapturePlan:
     return plan_capture(table_of(rows), CaptureConfig(**changes), 272)  # type: ignore[arg-type]
 
 
@@ -296,8 +296,8 @@ def test_another_thinking_mode_is_refused(
         run_capture(config, Store(tmp_path), answers_of(tmp_path, rows))
 
 
-def planned(length: int, key: str = "k") -> Planned:
-    return Planned(key, "train", torch.arange(length), torch.ones(length, dtype=torch.bool))
+def planned(length: int, key: str = "k") -> PlannedSample:
+    return PlannedSample(key, "train", torch.arange(length), torch.ones(length, dtype=torch.bool))
 
 
 def test_states_that_are_not_finite_name_the_sample(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from pipeline.states.store import CacheReader
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.files import load_tensors
 from pipeline.target.model import States, Target
-from stages.cache.capture import Planned, capture, run_capture
+from stages.cache.capture import PlannedSample, capture, run_capture
 from stages.cache.capture_vllm import VllmTarget, final_norm, llm_arguments, numbering, vllm_target
 from stages.cache.forecast import spec_of
 from stages.cache.vllm_process import Worker, WorkerError, environment_of, vllm_version
@@ -214,7 +214,9 @@ def test_states_that_are_not_the_samples_are_refused(
     fault: str, in_process: Artifact, target_folder: Path, tmp_path: Path, table: Path
 ) -> None:
     reader = CacheReader(in_process.path)
-    samples = [Planned(reader.keys[i], "train", reader.read(i).input_ids, torch.ones(1)) for i in (0, 1, 2)]
+    samples = [
+        PlannedSample(reader.keys[i], "train", reader.read(i).input_ids, torch.ones(1)) for i in (0, 1, 2)
+    ]
     config = config_of(target_folder, tmp_path)
     worker = WorkerHere(tmp_path, table=str(table), fault=fault)
     target = VllmTarget(worker, config.target, load_tensors(config.target), TAPS)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from data_specs.evaluation import SCHEMA
-from stages.compare.tables import Measured, figure, main_table, paired_ratio
+from stages.compare.tables import VariantEvaluation, figure, main_table, paired_ratio
 
 
 def rounds(accepted: dict[str, list[int]], benchmark: str = "math") -> pa.Table:
@@ -22,8 +22,8 @@ def rounds(accepted: dict[str, list[int]], benchmark: str = "math") -> pa.Table:
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-def measured(accepted: dict[str, list[int]], benchmark: str = "math") -> Measured:
-    return Measured(rounds(accepted, benchmark), 3)
+def measured(accepted: dict[str, list[int]], benchmark: str = "math") -> VariantEvaluation:
+    return VariantEvaluation(rounds(accepted, benchmark), 3)
 
 
 def test_the_ratio_is_of_the_same_resample() -> None:
@@ -61,7 +61,7 @@ def test_the_paired_interval_of_two_prompts() -> None:
 
 def test_the_macro_average_is_of_ratios_of_averages() -> None:
     tables = {
-        name: Measured(pa.concat_tables([rounds(math), rounds(chat, "chat")]), 3)
+        name: VariantEvaluation(pa.concat_tables([rounds(math), rounds(chat, "chat")]), 3)
         for name, math, chat in (
             ("dspark", {"a": [3]}, {"c": [1]}),  # 4 and 2: 3
             ("mtp", {"a": [0]}, {"c": [1]}),  # 1 and 2: 1.5
@@ -82,7 +82,7 @@ def test_the_macro_average_is_of_ratios_of_averages() -> None:
 def test_conditional_acceptance_is_pooled_over_benchmarks() -> None:
     """A benchmark in which one round in ten reaches position 2 must not weigh as much as one with ten rounds there."""
     rare, often = rounds({"a": [2] + [0] * 9}), rounds({"c": [1] * 10}, "chat")
-    found = main_table({"dspark": Measured(pa.concat_tables([rare, often]), 3)}, ["math", "chat"], 0)
+    found = main_table({"dspark": VariantEvaluation(pa.concat_tables([rare, often]), 3)}, ["math", "chat"], 0)
     values = [figure["value"] for figure in found["conditional"]["dspark"]]
     assert values == [11 / 20, 1 / 11, 0.0]  # averaged over benchmarks position 2 would be (1 + 0) / 2
 

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 
 from pipeline import config as schema
 from pipeline.config import ConfigError
-from stages.compare.variants import Layout, lay_out
+from stages.compare.variants import Comparison, lay_out
 
 CONF = Path(__file__).parents[3] / "conf"
 BASE = [
@@ -20,7 +20,7 @@ BASE = [
 ]  # fmt: skip
 
 
-def laid_out(*overrides: str) -> Layout:
+def laid_out(*overrides: str) -> Comparison:
     schema.register()
     with initialize_config_dir(str(CONF), version_base=None):
         base = schema.resolve(compose("config", overrides=list(overrides)))

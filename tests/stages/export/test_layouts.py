@@ -22,7 +22,7 @@ from stages.export import hub, llama_cpp, mlx, sglang, speculators, vllm
 from stages.export.adopt import run_import
 from stages.export.capabilities import refusal
 from stages.export.run import compare
-from stages.export.source import Layout, Source, read_source
+from stages.export.source import DraftSource, EngineLayout, read_source
 
 BLOCKS = Blocks(torch.tensor([[4, 9]]), torch.ones(1, 2, dtype=torch.bool))
 PLANS = {
@@ -34,13 +34,13 @@ PLANS = {
 }
 
 
-def plan(form: str, source: Source) -> Layout:
+def plan(form: str, source: DraftSource) -> EngineLayout:
     if form == "speculators":
         return speculators.plan(source, "org/target", ["Qwen3ForCausalLM"])
     return PLANS[form](source)
 
 
-def write(layout: Layout, folder: Path) -> Path:
+def write(layout: EngineLayout, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(layout.config))
     save_file(layout.tensors, folder / "model.safetensors")
@@ -129,10 +129,10 @@ def test_what_shapes_do_not_tell_must_read_back_too(tmp_path: Path, fields: dict
     source = saved("dspark_window", tmp_path / "draft")[1]
     layout = plan("sglang", source)
     nested = layout.config["dflash_config"] | {k: v for k, v in fields.items() if k == "mask_token_id"}
-    changed = Layout(layout.config | {"dflash_config": nested} | fields, layout.tensors)
+    changed = EngineLayout(layout.config | {"dflash_config": nested} | fields, layout.tensors)
     if "head_dim" in fields:  # the norm over a head would tell
         norms = {n: torch.ones(16) for n in layout.tensors if n.endswith(("q_norm.weight", "k_norm.weight"))}
-        changed = Layout(changed.config, layout.tensors | norms)
+        changed = EngineLayout(changed.config, layout.tensors | norms)
     with pytest.raises(UserError, match=f"field {'|'.join(fields)}: reads back as"):
         compare(write(changed, tmp_path / "out"), source)
 

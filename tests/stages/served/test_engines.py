@@ -11,7 +11,7 @@ from pipeline.config import ClientConfig, Config
 from pipeline.decoding.sampling import Sampler
 from pipeline.http_client import Caller, FailureError, ServerError
 from stages.served import engines
-from stages.served.engines import Counters, Reply, difference, make_server, parse_metrics
+from stages.served.engines import Counters, ServedReply, difference, make_server, parse_metrics
 
 PROMPT = [1, 2, 3]
 ANSWER = [(7 * i + 6) % 250 for i in range(20)]
@@ -82,7 +82,7 @@ def test_an_answer_and_its_counters(kind, version, context):
         fake.add(100, [1, 2, 3])  # what was served before does not count
         known, reply = ask(fake)
     assert (known.model, known.version, known.context) == ("tiny", version, context)
-    assert reply == Reply(ANSWER[:12], "length", reply.seconds, COUNTED)
+    assert reply == ServedReply(ANSWER[:12], "length", reply.seconds, COUNTED)
     assert 0 < reply.seconds < 5
 
 
@@ -116,7 +116,7 @@ def test_llama_cpp_rounds_large_counters(capsys):
 def test_a_plain_server_has_no_counters(kind):
     with serving(kind, draft=False) as fake:
         _, reply = ask(fake)
-    assert reply == Reply(ANSWER[:12], "length", reply.seconds, None)
+    assert reply == ServedReply(ANSWER[:12], "length", reply.seconds, None)
 
 
 def test_no_path_of_the_servers_machine_is_kept():
@@ -151,7 +151,7 @@ def test_every_kind_of_failure_is_outlived(kind, monkeypatch):
     script += [bad_body(kind, **fields) for fields in FAULTS[kind]]
     with serving(kind, *script) as fake:
         _, reply = ask(fake, retries=len(script) + 1, backoff=0)
-    assert reply == Reply(ANSWER[:12], "length", reply.seconds, COUNTED)
+    assert reply == ServedReply(ANSWER[:12], "length", reply.seconds, COUNTED)
     assert len(fake.payloads) == len(script) + 1
 
 

@@ -7,8 +7,8 @@ from data_specs.sps import locate, read_table
 from pipeline.config import StudyConfig
 from stages.study import report
 from stages.study.points import arms
-from stages.study.result import Facts, Recorded, checks, falls, fronts, result_of
-from stages.study.simulation import Answer
+from stages.study.result import Recording, StudyFacts, checks, falls, fronts, result_of
+from stages.study.simulation import RecordedAnswer
 
 NONE = dict.fromkeys(("speed_p50", "speed_p95", "accepted_length", "acceptance", "ttft_p50", "steady"))
 
@@ -61,23 +61,23 @@ def test_what_falls() -> None:
     assert not falls([3.0, 3.1, 1.0]) and not falls([2.0, 2.0])
 
 
-def answers(count: int) -> list[Answer]:
+def answers(count: int) -> list[RecordedAnswer]:
     """A head whose confidences are the very probabilities that its drafts hold."""
     rng = np.random.default_rng(0)
     made = []
     for _ in range(count):
         likely = np.clip(rng.beta(3, 1.5) + rng.normal(0, 0.2, (40, 7)), 0.02, 0.98)
         held = (rng.random((40, 7)) < likely).cumprod(1).sum(1)
-        made.append(Answer(20, 41, likely, held))
+        made.append(RecordedAnswer(20, 41, likely, held))
     return made
 
 
 def test_with_true_confidences_the_scheduler_is_nowhere_below_the_best_fixed_length() -> None:
     """The issue's check, on the H100 table: within 2 % of the best of all lengths, a budget that falls with load."""
     study = StudyConfig(policies=["algorithm_1"], simulated_concurrencies=[2, 16, 64, 256, 1024])
-    facts = Facts("d", "t", {}, [], 41, "cpu", "float32", True, 7, ["algorithm_1"], 0.5, 0, {})
+    facts = StudyFacts("d", "t", {}, [], 41, "cpu", "float32", True, 7, ["algorithm_1"], 0.5, 0, {})
     table = read_table(locate("h100_qwen3_4b"))
-    result = result_of(Recorded({}, answers(48)), study, facts, arms(["algorithm_1"], 7, 0.5), [table])
+    result = result_of(Recording({}, answers(48)), study, facts, arms(["algorithm_1"], 7, 0.5), [table])
     found = result["checks"]["h100_qwen3_4b"]["algorithm_1"]
     assert found["shortfall"] <= 0.02 and found["holds"] and found["budget_falls"]
     assert found["budgets"][0][1] > 7 and found["budgets"][-1][1] < 4

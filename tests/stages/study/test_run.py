@@ -91,7 +91,7 @@ def test_a_study_that_is_killed_goes_on_and_others_take_over_its_points(
     }  # fmt: skip
     check_result(read_json(made.path / RESULT))
 
-    monkeypatch.setattr(run.Server, "load", None)  # loading anything would fail
+    monkeypatch.setattr(run.InProcessServer, "load", None)  # loading anything would fail
     assert run_study(config, store, draft_folder).path == made.path
     config.study.sla = [1.0]
     assert run_study(config, store, draft_folder).reference == "tiny-draft:v1"

@@ -8,9 +8,9 @@ from pipeline.decoding.single import Round
 from pipeline.decoding.steps import Step, Times
 from stages.study.costs import Curve, Surface, TableCosts
 from stages.study.simulation import (
-    Answer,
     Load,
     Pool,
+    RecordedAnswer,
     SimulationError,
     answer_of_rounds,
     cycle,
@@ -27,10 +27,10 @@ UNIT = TableCosts(
 )
 
 
-def answer(held: list[int], prompt: int = 4, limit: int = 99, drafts: int = 3) -> Answer:
+def answer(held: list[int], prompt: int = 4, limit: int = 99, drafts: int = 3) -> RecordedAnswer:
     """An ideal head: confidence 1 for what holds, 0 for what does not."""
     ideal = (np.arange(drafts) < np.array(held)[:, None]).astype(float)
-    return Answer(prompt, limit, ideal, np.array(held))
+    return RecordedAnswer(prompt, limit, ideal, np.array(held))
 
 
 def random_pool(seed: int = 0, answers: int = 12) -> Pool:

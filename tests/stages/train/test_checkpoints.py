@@ -5,7 +5,7 @@ import pytest
 from pipeline.config import ConfigError
 from stages.train.checkpoints import (
     COMPLETE,
-    Layout,
+    CheckpointLayout,
     begin,
     check_layout,
     complete,
@@ -15,7 +15,7 @@ from stages.train.checkpoints import (
     tidy,
 )
 
-LAYOUT = Layout(world_size=2, stage=1, names=["a", "b"])
+LAYOUT = CheckpointLayout(world_size=2, stage=1, names=["a", "b"])
 
 
 def write(folder: Path, step: int) -> Path:
@@ -78,12 +78,15 @@ def test_a_step_written_again_replaces_the_old_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(4, 1, ["a", "b"]), "ranks=4: the checkpoint to resume from was written with ranks=2"),
-        (Layout(2, 3, ["a", "b"]), "deepspeed.stage=3: .* written with deepspeed.stage=1"),
-        (Layout(2, 1, ["a", "c"]), r"written for another draft; different tensors: \['b', 'c'\]"),
+        (
+            CheckpointLayout(4, 1, ["a", "b"]),
+            "ranks=4: the checkpoint to resume from was written with ranks=2",
+        ),
+        (CheckpointLayout(2, 3, ["a", "b"]), "deepspeed.stage=3: .* written with deepspeed.stage=1"),
+        (CheckpointLayout(2, 1, ["a", "c"]), r"written for another draft; different tensors: \['b', 'c'\]"),
     ],
 )
-def test_another_layout_is_refused(tmp_path: Path, layout: Layout, message: str) -> None:
+def test_another_layout_is_refused(tmp_path: Path, layout: CheckpointLayout, message: str) -> None:
     """Pitfall 35."""
     write(tmp_path, 2)
     found = newest(tmp_path)

@@ -110,7 +110,7 @@ def test_every_drafter_goes_on(
             config.drafter.confidence_label = "sampled"
     real, steps = checkpoints.complete, []
 
-    def killed(folder: Path, step: int, layout: checkpoints.Layout) -> checkpoints.Checkpoint:
+    def killed(folder: Path, step: int, layout: checkpoints.CheckpointLayout) -> checkpoints.Checkpoint:
         steps.append(step)
         real(folder, step, layout)
         if len(steps) == 2:
@@ -176,8 +176,8 @@ def test_another_number_of_ranks_is_refused_before_training(cached, monkeypatch:
     config = cached.config(**CHANGES)
     real = checkpoints.complete
 
-    def by_two(folder: Path, step: int, layout: checkpoints.Layout) -> checkpoints.Checkpoint:
-        real(folder, step, checkpoints.Layout(2, layout.stage, layout.names))
+    def by_two(folder: Path, step: int, layout: checkpoints.CheckpointLayout) -> checkpoints.Checkpoint:
+        real(folder, step, checkpoints.CheckpointLayout(2, layout.stage, layout.names))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -14,7 +14,7 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.prompts.chat import split_reasoning
 from pipeline.prompts.rows import Rejection
 from pipeline.target.model import Target
-from stages.cache.engine import SHAPING, Reply, Request, Settings
+from stages.cache.source import SHAPING, AnswerReply, AnswerRequest, Settings
 
 KEEP_SHARE = 0.875  # rows are dropped in groups: each drop copies the whole KV cache
 
@@ -28,12 +28,12 @@ class HfEngine:
         self.context: int | None = getattr(target.config, "max_position_embeddings", None)
 
     def answer(
-        self, requests: Sequence[Request], seed: int, advance: Callable[[int], None]
-    ) -> list[Reply | Rejection]:
+        self, requests: Sequence[AnswerRequest], seed: int, advance: Callable[[int], None]
+    ) -> list[AnswerReply | Rejection]:
         """See ``Engine.answer``."""
         picker = Picker(self.settings, torch.Generator(self.target.device).manual_seed(seed))
         order = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt_ids))
-        replies: dict[int, Reply | Rejection] = {}
+        replies: dict[int, AnswerReply | Rejection] = {}
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
             prompts = [requests[number].prompt_ids for number in batch]
@@ -43,10 +43,10 @@ class HfEngine:
                 replies[batch[row]] = self._reply(requests[batch[row]], ids)
         return [replies[number] for number in range(len(requests))]
 
-    def _reply(self, request: Request, ids: list[int]) -> Reply:
+    def _reply(self, request: AnswerRequest, ids: list[int]) -> AnswerReply:
         ended = ids[-1] in self.target.eos
         text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
-        return Reply(request.prompt_ids, ids, "stop" if ended else "length", split_reasoning(text))
+        return AnswerReply(request.prompt_ids, ids, "stop" if ended else "length", split_reasoning(text))
 
 
 def check_settings(settings: Settings) -> None:

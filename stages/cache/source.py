@@ -39,7 +39,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Request:
+class AnswerRequest:
     """One turn to answer: the messages before it, their ids, and how many tokens the answer may have."""
 
     messages: list[Message]
@@ -48,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
+class AnswerReply:
     """What the target said: ids of prompt and answer, why it ended, and the answer as a message.
 
     ``retokenized``: the engine gave text only, and the ids were made from it.
@@ -68,14 +68,14 @@ class Refusal(Rejection):
     said: str = ""
 
 
-class Engine(Protocol):
+class AnswerSource(Protocol):
     """Something that answers as the target."""
 
     context: int | None  # tokens of prompt and answer together that it can take; None: unknown
 
     def answer(
-        self, requests: Sequence[Request], seed: int, advance: Callable[[int], None]
-    ) -> list[Reply | Rejection]:
+        self, requests: Sequence[AnswerRequest], seed: int, advance: Callable[[int], None]
+    ) -> list[AnswerReply | Rejection]:
         """One reply a request, in order; the same for the same requests and ``seed``, if the engine can.
 
         ``advance`` is called with the number of tokens of each answer when it is complete.

@@ -26,7 +26,7 @@ from pipeline.http_client import (
 )
 from pipeline.prompts.chat import given_answer
 from pipeline.prompts.rows import Message, Rejection
-from stages.cache.engine import Refusal, Reply, Request, Settings
+from stages.cache.source import AnswerReply, AnswerRequest, Refusal, Settings
 
 PROMPT_REFUSED = {400, 413, 422}  # of one prompt (too long, a content filter); other 4xx are of the set-up
 SEEDS = 2**31
@@ -52,8 +52,8 @@ class OpenAIEngine:
         self.model, self.context = asyncio.run(self._identify())
 
     def answer(
-        self, requests: Sequence[Request], seed: int, advance: Callable[[int], None]
-    ) -> list[Reply | Rejection]:
+        self, requests: Sequence[AnswerRequest], seed: int, advance: Callable[[int], None]
+    ) -> list[AnswerReply | Rejection]:
         """See ``Engine.answer``. Raises ``ServerError`` when a request fails for good.
 
         A prompt that the server refuses as such (``PROMPT_REFUSED``) is a ``Refusal`` among the replies.
@@ -61,25 +61,25 @@ class OpenAIEngine:
         return asyncio.run(self._answer_all(requests, seed, advance))
 
     async def _answer_all(
-        self, requests: Sequence[Request], seed: int, advance: Callable[[int], None]
-    ) -> list[Reply | Rejection]:
+        self, requests: Sequence[AnswerRequest], seed: int, advance: Callable[[int], None]
+    ) -> list[AnswerReply | Rejection]:
         gate = asyncio.Semaphore(self.config.concurrency)
         async with self.caller.client(self.config.concurrency) as client:
 
-            async def one(number: int, request: Request) -> Reply | Rejection:
+            async def one(number: int, request: AnswerRequest) -> AnswerReply | Rejection:
                 async with gate:
                     reply = await self._ask(client, number, request, (seed + number) % SEEDS)
-                advance(len(reply.answer_ids) if isinstance(reply, Reply) else 0)
+                advance(len(reply.answer_ids) if isinstance(reply, AnswerReply) else 0)
                 return reply
 
             return await asyncio.gather(*(one(*numbered) for numbered in enumerate(requests)))
 
     async def _ask(
-        self, client: httpx.AsyncClient, number: int, request: Request, seed: int
-    ) -> Reply | Rejection:
+        self, client: httpx.AsyncClient, number: int, request: AnswerRequest, seed: int
+    ) -> AnswerReply | Rejection:
         payload = self.payload(request, seed)
 
-        async def attempt(url: str) -> Reply | Rejection:
+        async def attempt(url: str) -> AnswerReply | Rejection:
             try:
                 body = body_of(await client.post(f"{url}/chat/completions", json=payload))
             except RefusalError as error:
@@ -99,7 +99,7 @@ class OpenAIEngine:
             self.caller.say_once(f"a prompt was refused, going on without it: {said}")
         return Refusal("refused_by_server", said)
 
-    def payload(self, request: Request, seed: int) -> dict[str, Any]:
+    def payload(self, request: AnswerRequest, seed: int) -> dict[str, Any]:
         """The body of a request: every setting under its own name, none that is off (pitfall 14)."""
         sampling = self.settings.active()
         limit = min(int(sampling.pop("max_new_tokens")), request.limit)
@@ -108,7 +108,7 @@ class OpenAIEngine:
             body["chat_template_kwargs"] = {"enable_thinking": self.thinking}
         return body | sampling | {"seed": seed, "return_token_ids": True}
 
-    def _reply(self, request: Request, body: dict[str, Any]) -> Reply | Rejection:
+    def _reply(self, request: AnswerRequest, body: dict[str, Any]) -> AnswerReply | Rejection:
         """The reply in a response's ``body``; ``FailureError`` when a field is not what it should be."""
         try:
             choice = body["choices"][0]
@@ -123,9 +123,9 @@ class OpenAIEngine:
             raise FailureError(f"token_ids that are no ids: {str(ids)[:SHOWN]}")
         if not ids:
             return Rejection("empty_answer")
-        return Reply(prompt_ids or request.prompt_ids, ids, reason, message)
+        return AnswerReply(prompt_ids or request.prompt_ids, ids, reason, message)
 
-    def _from_text(self, request: Request, message: Message, reason: str) -> Reply | Rejection:
+    def _from_text(self, request: AnswerRequest, message: Message, reason: str) -> AnswerReply | Rejection:
         """Ids from the text, ended by the end of turn exactly when the target ended there."""
         made = given_answer(self.tokenizer, [*request.messages, message], self.thinking)
         if isinstance(made, Rejection):
@@ -136,7 +136,11 @@ class OpenAIEngine:
             ids = [*ids, self.tokenizer.eos_token_id]
         elif reason != "stop" and ended:
             ids = ids[:-1]
-        return Reply(prompt_ids, ids, reason, message, retokenized=True) if ids else Rejection("empty_answer")
+        return (
+            AnswerReply(prompt_ids, ids, reason, message, retokenized=True)
+            if ids
+            else Rejection("empty_answer")
+        )
 
     async def _identify(self) -> tuple[str, int | None]:
         """The model's name (the first of each server's list if none is configured) and its context length."""

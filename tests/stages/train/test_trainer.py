@@ -8,7 +8,7 @@ from torch import nn
 
 from pipeline.config import ConfigError, DeepSpeedConfig, TrainConfig
 from pipeline.drafts.base import LossWeights, supervise
-from stages.train import engine
+from stages.train import trainer
 from stages.train.anchors import stack
 from stages.train.batches import Micro
 
@@ -17,7 +17,7 @@ WEIGHTS = LossWeights(0.1, 0.9, 1.0, 0.3)
 
 def test_json_of_a_run() -> None:
     train = TrainConfig(micro_batch=8, clip=0.5, dtype="bf16")
-    made = engine.engine_config(
+    made = trainer.engine_config(
         train, DeepSpeedConfig(stage=2, offload_optimizer=True), micro_steps=4, world_size=2
     )
     assert made["train_batch_size"] == 64
@@ -30,21 +30,21 @@ def test_json_of_a_run() -> None:
         "lower_precision_safe_modules": [],
     }
     assert "bf16" not in made
-    assert not engine.engine_config(TrainConfig(dtype="fp32"), DeepSpeedConfig(), 1, 1)["torch_autocast"][
+    assert not trainer.engine_config(TrainConfig(dtype="fp32"), DeepSpeedConfig(), 1, 1)["torch_autocast"][
         "enabled"
     ]
 
 
 def test_extra_is_merged_last() -> None:
     extra = {"gradient_clipping": 2.0, "zero_optimization": {"overlap_comm": True}}
-    made = engine.engine_config(TrainConfig(), DeepSpeedConfig(stage=1, extra=extra), 1, 1)
+    made = trainer.engine_config(TrainConfig(), DeepSpeedConfig(stage=1, extra=extra), 1, 1)
     assert made["gradient_clipping"] == 2.0
     assert made["zero_optimization"] == {"stage": 1, "overlap_comm": True}
 
 
 def test_stage_zero_has_no_offload() -> None:
     with pytest.raises(ConfigError, match="deepspeed.offload_optimizer needs deepspeed.stage of at least 1"):
-        engine.engine_config(TrainConfig(), DeepSpeedConfig(stage=0, offload_optimizer=True), 1, 1)
+        trainer.engine_config(TrainConfig(), DeepSpeedConfig(stage=0, offload_optimizer=True), 1, 1)
 
 
 def micros(drafts: int = 7) -> list[Micro]:
@@ -92,8 +92,8 @@ def test_a_step_is_the_plain_step(algorithm: str, changes: dict, stage: int, ext
     assert norm > 2 * train.clip  # it does clip
     parts = micros(draft.max_drafts)
     weight = sum(float(m.supervision.weights.sum()) for m in parts)
-    with engine.process_group():
-        made = engine.Engine(draft, train, DeepSpeedConfig(stage=stage, extra=extra), micro_steps=2)
+    with trainer.process_group():
+        made = trainer.Trainer(draft, train, DeepSpeedConfig(stage=stage, extra=extra), micro_steps=2)
         if extra:
             assert all(p.numel() == 0 for p in draft.parameters()), "all tensors are apart"
         for micro in parts:
@@ -115,8 +115,8 @@ def test_bf16_first_update_is_adam_s() -> None:
     before = draft.fc.weight.detach().clone()
     frozen = draft.lm_head.weight.detach().clone()
     (micro, *_) = micros()
-    with engine.process_group():
-        made = engine.Engine(
+    with trainer.process_group():
+        made = trainer.Trainer(
             draft, TrainConfig(clip=0.0, micro_batch=2), DeepSpeedConfig(stage=0), micro_steps=1
         )
         made.backward(made.loss(micro, WEIGHTS, 128).total, 10.0)
@@ -134,8 +134,8 @@ def test_a_gradient_that_is_not_finite_is_seen() -> None:
     draft = tiny.draft()
     draft.freeze()
     (micro, *_) = micros()
-    with engine.process_group():
-        made = engine.Engine(
+    with trainer.process_group():
+        made = trainer.Trainer(
             draft, TrainConfig(dtype="fp32", micro_batch=2), DeepSpeedConfig(stage=1), micro_steps=1
         )
         made.backward(made.loss(micro, WEIGHTS, 128).total * float("inf"), 10.0)
@@ -146,16 +146,16 @@ def test_a_gradient_that_is_not_finite_is_seen() -> None:
 
 def test_on_main_waits_without_one_long_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        engine.ranks, "world_size", lambda: 2
+        trainer.ranks, "world_size", lambda: 2
     )  # the branch of several ranks; the group has one
-    with engine.process_group():
-        assert engine.on_main(lambda: (time.sleep(0.1), 7)[1]) == 7
+    with trainer.process_group():
+        assert trainer.on_main(lambda: (time.sleep(0.1), 7)[1]) == 7
         with pytest.raises(ValueError, match="broken"):
-            engine.on_main(lambda: int("broken"))
-        assert engine.sum_over_ranks([1.5, torch.tensor(2)]) == [1.5, 2.0]
+            trainer.on_main(lambda: int("broken"))
+        assert trainer.sum_over_ranks([1.5, torch.tensor(2)]) == [1.5, 2.0]
 
 
 def test_gather_and_from_main_of_one_rank() -> None:
-    with engine.process_group():
-        assert engine.gather("x") == ["x"]
-        assert engine.from_main({"step": 3}) == {"step": 3}
+    with trainer.process_group():
+        assert trainer.gather("x") == ["x"]
+        assert trainer.from_main({"step": 3}) == {"step": 3}

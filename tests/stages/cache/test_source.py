@@ -1,7 +1,7 @@
 import pytest
 
 from pipeline.config import AnswersConfig, ConfigError
-from stages.cache.engine import Settings, effective_settings, left_out
+from stages.cache.source import Settings, effective_settings, left_out
 
 SAMPLED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
 

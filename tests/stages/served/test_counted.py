@@ -5,7 +5,7 @@ import pytest
 
 from data_specs.served import SCHEMA
 from pipeline.acceptance import average, summary
-from stages.served.figures import figures, longest, rounds_of
+from stages.served.counted import figures, longest, rounds_of
 
 
 def row(prompt=0, turn=0, mode="draft", tokens=8, seconds=2.0, drafts=3, drafted=9, accepted=4, at=(2, 1, 1)):

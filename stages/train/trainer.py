@@ -53,7 +53,7 @@ class _LossModule(nn.Module):
         return tuple(getattr(terms, field.name) for field in fields(terms))
 
 
-class Engine:
+class Trainer:
     """A draft, its optimizer, and the process group; use inside ``process_group``."""
 
     def __init__(self, draft: Draft, train: TrainConfig, config: DeepSpeedConfig, micro_steps: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.drafts.base import LossTerms, accepted_length
-from stages.train import engine
+from stages.train import trainer
 from stages.train.batches import Micro
 
 SCORE = "accepted_length"  # expected at temperature 1, bonus token counted
@@ -70,7 +70,7 @@ class Sums:
         """Means over all ranks, and whether every sum is finite. All ranks call it together."""
         rows = [part.values() for part in self.parts] or [[torch.zeros(())] * 9]
         sums = [torch.stack([row[i].double() for row in rows]).sum() for i in range(len(rows[0]))]
-        total, ce, l1, confidence, weight, accepted, greedy, blocks, square = engine.sum_over_ranks(sums)
+        total, ce, l1, confidence, weight, accepted, greedy, blocks, square = trainer.sum_over_ranks(sums)
         weight, blocks = weight or 1.0, blocks or 1.0
         figures = {
             "loss": total / weight,

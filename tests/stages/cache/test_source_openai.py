@@ -14,8 +14,8 @@ import tiny
 from pipeline.config import ConfigError, OpenAIConfig
 from pipeline.prompts.chat import render_prompt
 from pipeline.prompts.rows import Rejection
-from stages.cache.engine import Reply, Request, Settings
-from stages.cache.engine_openai import OpenAIEngine, ServerError
+from stages.cache.source import AnswerReply, AnswerRequest, Settings
+from stages.cache.source_openai import OpenAIEngine, ServerError
 
 Behaviour = Callable[["Handler", dict], None]
 EOS = (258, 256)
@@ -131,12 +131,12 @@ def engine(
     )
 
 
-def request(text: str = "q", limit: int = 100) -> Request:
+def request(text: str = "q", limit: int = 100) -> AnswerRequest:
     messages = [{"role": "user", "content": text}]
-    return Request(messages, render_prompt(tiny.tokenizer(), messages, None), limit)
+    return AnswerRequest(messages, render_prompt(tiny.tokenizer(), messages, None), limit)
 
 
-def ask(engine: OpenAIEngine, *requests: Request, seed: int = 7) -> list[Reply | Rejection]:
+def ask(engine: OpenAIEngine, *requests: AnswerRequest, seed: int = 7) -> list[AnswerReply | Rejection]:
     return engine.answer(requests or [request()], seed, lambda tokens: None)
 
 
@@ -270,7 +270,7 @@ def test_a_refusal_is_shown_at_once_without_the_key(monkeypatch: pytest.MonkeyPa
 def test_a_failing_server_hands_over_to_the_next():
     with serve(*[status(500)] * 50) as bad, serve() as good:
         replies = ask(engine(bad, good), *[request(str(n)) for n in range(6)])
-    assert all(isinstance(reply, Reply) for reply in replies)
+    assert all(isinstance(reply, AnswerReply) for reply in replies)
     assert len(bad.payloads) == 3 and len(good.payloads) == 6
 
 
@@ -330,7 +330,7 @@ def test_a_prompt_that_the_server_refuses_is_a_rejection(code: int):
         replies = ask(engine(server, concurrency=1), request("a"), request("b"))
     assert isinstance(replies[0], Rejection) and replies[0].reason == "refused_by_server"
     assert f"status {code}" in replies[0].said and "too long" in replies[0].said
-    assert isinstance(replies[1], Reply) and len(server.payloads) == 2
+    assert isinstance(replies[1], AnswerReply) and len(server.payloads) == 2
 
 
 @pytest.mark.parametrize("code", [401, 403, 404])

@@ -7,9 +7,9 @@ import torch
 from pipeline.config import ConfigError, TargetConfig
 from pipeline.prompts.rows import Rejection
 from pipeline.target.model import Target
-from stages.cache import engine_hf
-from stages.cache.engine import Reply, Request, Settings
-from stages.cache.engine_hf import HfEngine, Picker, check_settings, decode
+from stages.cache import source_hf
+from stages.cache.source import AnswerReply, AnswerRequest, Settings
+from stages.cache.source_hf import HfEngine, Picker, check_settings, decode
 
 PROMPTS = ["a", "what is it?", "zz" * 20, "", "hello there", "0123456789"]
 
@@ -37,14 +37,14 @@ def generate(target: Target, ids: list[int], limit: int, **options) -> list[int]
     return out[0, len(ids) :].tolist()
 
 
-def requests(limit: int) -> list[Request]:
-    return [Request([{"role": "user", "content": text}], prompt_ids(text), limit) for text in PROMPTS]
+def requests(limit: int) -> list[AnswerRequest]:
+    return [AnswerRequest([{"role": "user", "content": text}], prompt_ids(text), limit) for text in PROMPTS]
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.875, 1.0])
 def test_a_batch_equals_generate_on_each_alone(target: Target, monkeypatch: pytest.MonkeyPatch, keep: float):
     """Left padding and the rows that leave change no answer (keep 1: they leave at once; 0: never)."""
-    monkeypatch.setattr(engine_hf, "KEEP_SHARE", keep)
+    monkeypatch.setattr(source_hf, "KEEP_SHARE", keep)
     prompts, limits = [prompt_ids(text) for text in PROMPTS], [40, 3, 40, 25, 40, 1]
     got = dict(decode(target, prompts, limits, greedy()))
     expected = [generate(target, ids, limit) for ids, limit in zip(prompts, limits, strict=True)]
@@ -60,9 +60,9 @@ def test_an_end_token_is_kept_and_ends_the_row(target: Target, monkeypatch: pyte
     monkeypatch.setattr(target, "eos", ends)
     assert dict(decode(target, [prompt_ids("a")], [12], greedy())) == {0: plain[: first + 1]}
     engine = HfEngine(target, tiny.tokenizer(), Settings(12, 0.0), 4)
-    request = Request([], prompt_ids("a"), 12)
+    request = AnswerRequest([], prompt_ids("a"), 12)
     (reply,) = engine.answer([request], 0, lambda tokens: None)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, AnswerReply)
     assert (reply.finish_reason, reply.answer_ids) == ("stop", plain[: first + 1])
     assert reply.message["content"] == tiny.tokenizer().decode(plain[:first], skip_special_tokens=True)
 
