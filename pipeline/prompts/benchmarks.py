@@ -12,7 +12,8 @@ import yaml
 
 import data_specs
 from pipeline.config import ConfigError, SourceConfig
-from pipeline.prompts.rows import Rejection, load_rows, messages_of, prompt_key, split_of
+from pipeline.prompts.rows import Rejection, messages_of, prompt_key, split_of
+from pipeline.prompts.sources import Row, load_rows
 
 FOLDER = Path(data_specs.__file__).parent / "benchmarks"
 READY = ("turns", "messages")  # fields of a row that is worded already
@@ -106,11 +107,13 @@ def _rows(benchmark: Benchmark, file: str | None, folder: Path) -> Iterator[tupl
     """(where it stands, row) of every row that ``where`` lets through."""
     source = file or benchmark.path
     for number, row in enumerate(_read(benchmark, file, folder)):
+        if isinstance(row, Rejection):
+            raise ConfigError(f"benchmark {benchmark.name}: {source}, row {number}: cannot be used: {row}")
         if file is not None or all(row.get(key) == value for key, value in benchmark.where.items()):
             yield f"{source}, row {number}", row
 
 
-def _read(benchmark: Benchmark, file: str | None, folder: Path) -> Iterable[dict[str, Any]]:
+def _read(benchmark: Benchmark, file: str | None, folder: Path) -> Iterable[Row | Rejection]:
     if file is not None:
         if not Path(file).expanduser().exists():
             raise ConfigError(f"evaluate.files.{benchmark.name}={file}: no such file")
@@ -145,7 +148,7 @@ def _messages(benchmark: Benchmark, row: dict[str, Any], where: str) -> list[dic
     """
     messages = messages_of(_worded(benchmark, row, where))
     if isinstance(messages, Rejection):
-        raise ConfigError(f"benchmark {benchmark.name}: {where}: cannot be used: {messages.reason}")
+        raise ConfigError(f"benchmark {benchmark.name}: {where}: cannot be used: {messages}")
     asked = [
         {"role": m["role"], "content": m["content"]} for m in messages if m["role"] in ("system", "user")
     ]

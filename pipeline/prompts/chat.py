@@ -136,12 +136,24 @@ def _render(tokenizer: Any, messages: Sequence[Message], thinking: bool | None, 
     from jinja2 import TemplateError
 
     options = {} if thinking is None else {"enable_thinking": thinking}
+    # A template is other people's code on other people's data: what it raises depends on both.
+    raised = (
+        TemplateError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+        ArithmeticError,
+    )
     try:
         return tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=answer_follows, **options
         )
-    except TemplateError as error:
-        raise TemplateRefusal(f"the chat template refused the messages: {error}") from error
+    except raised as error:
+        raise TemplateRefusal(
+            f"the chat template refused the messages: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

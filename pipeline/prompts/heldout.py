@@ -12,12 +12,11 @@ from pipeline.prompts.benchmarks import Prompt
 from pipeline.prompts.rows import (
     Message,
     Rejection,
-    load_rows,
-    local_files,
     messages_of,
     prompt_key,
     split_of,
 )
+from pipeline.prompts.sources import load_rows, local_files
 
 NAME = "heldout"
 OFF = "evaluate.calibrate=false goes without a calibration"

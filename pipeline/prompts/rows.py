@@ -1,4 +1,4 @@
-"""Rows of data sets as messages: reading them, bringing them to one form, naming what cannot be used.
+"""Rows of data sets as conversations of one form; a row that cannot be used is a rejection with a reason.
 
 A conversation is a list of ``{"role", "content"}`` with the roles system (first only), user, assistant and
 tool; an assistant's message may carry ``reasoning_content`` and ``tool_calls``. Two user messages in a row
@@ -10,15 +10,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
-import data_specs
-from data_specs.errors import UserError
 from data_specs.manifest import canonical
-from pipeline.config import SourceConfig
 
 Message = dict[str, Any]
 ROLES = {
@@ -26,154 +22,50 @@ ROLES = {
     "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "tool": "tool",
     "observation": "tool",
 }  # fmt: skip
-FORMATS = (".jsonl", ".parquet")
-FIELDS = ("messages", "conversations", "turns", "prompt", "instruction")
+ANSWERS = ("response", "completion", "answer", "output")  # fields beside ``prompt`` and ``question``
 REASONING = ("reasoning_content", "reasoning", "thinking")
-
-
-class RowsError(UserError):
-    """A source that cannot be read; the message names the source, and the line where there is one."""
+MOST_NESTED = 64  # levels of lists and objects inside a tool call; templates and JSON writers fail far above
+MOST_NAMED = 8  # fields of an unknown row that its rejection names
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a row cannot be used; the rows of one reason are counted together."""
+    """Why a row cannot be used; rows of one reason (and detail) are counted together."""
 
     reason: str
+    detail: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.detail})" if self.detail else self.reason
 
 
 class _RejectedError(Exception):
     """Carries the reason from where it is found to ``messages_of``."""
 
 
-# --- reading ------------------------------------------------------------------------------------------------
-
-
-def load_rows(source: SourceConfig) -> Iterator[dict[str, Any]]:
-    """The rows of ``source``, at most ``source.limit``.
-
-    ``source.path`` is a .jsonl or .parquet file, a folder of them, a .yaml file that describes a source (as
-    those of data_specs/prompts do), or a Hub data set. A file or folder is looked for below the working
-    directory, then beside the installed package. Raises ``RowsError`` naming the source, and the line where
-    there is one.
-    """
-    source, path = _described(source)
-    if path is None or (path.is_dir() and source.subset is not None):
-        rows = _dataset_rows(source, str(path or source.path))
-    else:
-        rows = itertools.chain.from_iterable(_file_rows(file) for file in _files(path))
-    return itertools.islice(rows, source.limit)
-
-
-def local_files(source: SourceConfig) -> list[Path]:
-    """The local files that the rows of ``source`` come from; none for a Hub data set. Raises as ``load_rows``."""
-    path = _described(source)[1]
-    if path is None or path.is_file():
-        return [] if path is None else [path]
-    return sorted(file for file in path.rglob("*") if file.is_file())
-
-
-def _described(source: SourceConfig) -> tuple[SourceConfig, Path | None]:
-    """``source`` with its file or folder (None: on the Hub); one level of .yaml description is followed."""
-    path = _local(source.path)
-    if path is None or path.suffix not in (".yaml", ".yml"):
-        return source, path
-    import yaml
-
-    said = yaml.safe_load(path.read_text())
-    if not isinstance(said, dict) or not isinstance(said.get("path"), str):
-        raise RowsError(f"{path}: expected a mapping with the field path, got {type(said).__name__}")
-    fields = {name: said[name] for name in ("path", "subset", "split", "revision") if name in said}
-    beside = path.parent / fields["path"]
-    described = replace(source, **fields)
-    return described, beside if beside.exists() else _local(described.path)
-
-
-def _local(name: str) -> Path | None:
-    """The file or folder that ``name`` means, or None for a Hub id; ``RowsError`` when it can be neither."""
-    if name in ("", "???"):
-        raise RowsError("data.sources path: expected a file, a folder or a Hub id, got nothing")
-    package = Path(data_specs.__file__).resolve().parent.parent
-    for path in (Path(name).expanduser(), package / name):
-        if path.exists():
-            return path
-    if (
-        Path(name).suffix in (*FORMATS, ".json", ".yaml", ".yml")
-        or name.startswith((".", "/", "~"))
-        or name.count("/") > 1
-    ):
-        raise RowsError(f"data.sources path {name}: no such file or folder, here or in {package}")
-    return None
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    files = sorted(file for file in path.rglob("*") if file.suffix in FORMATS and file.is_file())
-    if not files:
-        raise RowsError(f"{path}: expected {' or '.join(FORMATS)} files in this folder, found none")
-    return files
-
-
-def _file_rows(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix not in FORMATS:
-        raise RowsError(f"{path}: expected a {' or '.join(FORMATS)} file")
-    return _jsonl_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path)
-
-
-def _jsonl_rows(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as handle:
-        for number, line in enumerate(handle, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:  # UnicodeDecodeError is one
-                raise RowsError(f"{path}, line {number}: expected JSON, got: {error}") from None
-            if not isinstance(row, dict):
-                raise RowsError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
-            yield row
-
-
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        for batch in pq.ParquetFile(path).iter_batches(1024):
-            yield from batch.to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise RowsError(f"{path}: expected a Parquet file, got: {error}") from error
-
-
-def _dataset_rows(source: SourceConfig, name: str) -> Iterator[dict[str, Any]]:
-    """Rows of a Hub data set (or of a folder laid out like one) by ``datasets.load_dataset``."""
-    import datasets
-
-    try:
-        yield from datasets.load_dataset(name, source.subset, split=source.split, revision=source.revision)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        said = f"data.sources path {name}, subset {source.subset}, split {source.split}"
-        raise RowsError(f"{said}: {type(error).__name__}: {error}") from error
-
-
 # --- one form -----------------------------------------------------------------------------------------------
 
 
-def messages_of(row: dict[str, Any]) -> list[Message] | Rejection:
+def messages_of(row: dict[str, Any] | Rejection) -> list[Message] | Rejection:
     """The conversation in the first known field of ``row`` that is not null, or why it cannot be used."""
+    if isinstance(row, Rejection):
+        return row
     try:
-        name = next((field for field in FIELDS if row.get(field) is not None), None)
+        name = next((name for name in FIELDS if row.get(name) is not None), None)
         if name is None:
-            known = [field for field in FIELDS if field in row]
-            raise _RejectedError("null_content" if known else "no_known_fields")
+            return Rejection("null_content") if any(name in row for name in FIELDS) else _unknown(row)
         return _checked(_READERS[name](row), row, turns=name == "turns")
     except _RejectedError as rejected:
         return Rejection(str(rejected))
 
 
-def _of_messages(row: dict[str, Any], field: str = "messages") -> list[Message]:
-    value = row[field]
+def _unknown(row: dict[str, Any]) -> Rejection:
+    found = sorted(row)[:MOST_NAMED]
+    return Rejection("no_known_fields", f"looked for {', '.join(FIELDS)}; found {', '.join(found) or 'none'}")
+
+
+def _of_messages(row: dict[str, Any], name: str = "messages") -> list[Message]:
+    value = row[name]
     if not isinstance(value, list):
         raise _RejectedError("not_a_list_of_messages")
     return [_message(item) for item in value]
@@ -181,6 +73,46 @@ def _of_messages(row: dict[str, Any], field: str = "messages") -> list[Message]:
 
 def _of_conversations(row: dict[str, Any]) -> list[Message]:
     return _of_messages(row, "conversations")
+
+
+def _of_body(row: dict[str, Any]) -> list[Message]:
+    """A line of an OpenAI batch file: ``body`` is the request; its ``response`` may stand beside it."""
+    return _of_exchange(row["body"], row.get("response"))
+
+
+def _of_request(row: dict[str, Any]) -> list[Message]:
+    """A line of an OpenAI-compatible server's log: ``request`` and ``response``, each with or without ``body``."""
+    request = row["request"]
+    return _of_exchange(
+        request.get("body", request) if isinstance(request, dict) else None, row.get("response")
+    )
+
+
+def _of_exchange(request: Any, response: Any) -> list[Message]:
+    if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
+        raise _RejectedError("request_without_messages")
+    messages = _of_messages(request)
+    if response is None:
+        return messages
+    body = response.get("body", response) if isinstance(response, dict) else None
+    choices = body.get("choices") if isinstance(body, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise _RejectedError("response_without_choices")
+    return [*messages, _message(choices[0].get("message"))]
+
+
+def _of_chosen(row: dict[str, Any]) -> list[Message]:
+    """The preferred answer of ``chosen`` / ``rejected``: a whole conversation, or what follows ``prompt``."""
+    chosen = row["chosen"]
+    if isinstance(chosen, list):
+        messages = _of_messages(row, "chosen")
+        if not messages or messages[0]["role"] != "assistant":
+            return messages
+    else:
+        messages = [{"role": "assistant", "content": _text(chosen)}]
+    if row.get("prompt") is None:
+        raise _RejectedError("chosen_without_prompt")
+    return [*_said_first(row["prompt"]), *messages]
 
 
 def _of_turns(row: dict[str, Any]) -> list[Message]:
@@ -191,28 +123,51 @@ def _of_turns(row: dict[str, Any]) -> list[Message]:
 
 
 def _of_prompt(row: dict[str, Any]) -> list[Message]:
-    """``prompt``: a text, or the messages before the answer."""
-    if isinstance(row["prompt"], list):
-        return _of_messages(row, "prompt")
-    return [{"role": "user", "content": _text(row["prompt"])}]
+    """``prompt``, and the answer in one of ``ANSWERS`` where there is one; either is a text or messages."""
+    return [*_said_first(row["prompt"]), *_answer(row)]
+
+
+def _of_question(row: dict[str, Any]) -> list[Message]:
+    """``question``, and the answer in one of ``ANSWERS`` where there is one."""
+    return [{"role": "user", "content": _text(row["question"])}, *_answer(row)]
+
+
+def _said_first(prompt: Any) -> list[Message]:
+    if isinstance(prompt, list):
+        return [_message(item) for item in prompt]
+    return [{"role": "user", "content": _text(prompt)}]
+
+
+def _answer(row: dict[str, Any]) -> list[Message]:
+    given = next((row[name] for name in ANSWERS if row.get(name)), None)
+    if (
+        isinstance(given, list)
+        and given
+        and isinstance(given[0], dict)
+        and ("role" in given[0] or "from" in given[0])
+    ):
+        return [_message(item) for item in given]
+    return [] if given is None else [{"role": "assistant", "content": _text(given)}]
 
 
 def _of_instruction(row: dict[str, Any]) -> list[Message]:
-    """``instruction``, ``input`` (may be empty), ``output`` (the answer, may be absent)."""
+    """``instruction``, ``input`` (may be empty), ``output`` or another of ``ANSWERS`` (may be absent)."""
     parts = [_text(row[name]) for name in ("instruction", "input") if row.get(name)]
-    messages: list[Message] = [{"role": "user", "content": "\n\n".join(parts)}]
-    if row.get("output"):
-        messages.append({"role": "assistant", "content": _text(row["output"])})
-    return messages
+    return [{"role": "user", "content": "\n\n".join(parts)}, *_answer(row)]
 
 
 _READERS = {
     "messages": _of_messages,
     "conversations": _of_conversations,
+    "body": _of_body,
+    "request": _of_request,
+    "chosen": _of_chosen,
     "turns": _of_turns,
     "prompt": _of_prompt,
     "instruction": _of_instruction,
+    "question": _of_question,
 }
+FIELDS = tuple(_READERS)
 
 
 def _message(item: Any) -> Message:
@@ -225,13 +180,15 @@ def _message(item: Any) -> Message:
     message: Message = {"role": role}
     calls = item.get("tool_calls")
     if calls:
+        if not isinstance(calls, list):
+            raise _RejectedError("bad_tool_call")
         message["tool_calls"] = [_tool_call(call) for call in calls]
     content = item.get("content", item.get("value"))
     message["content"] = "" if content is None and calls else _text(content)
     reasoning = next((item[name] for name in REASONING if item.get(name)), None)
     if reasoning is not None:
         message["reasoning_content"] = _text(reasoning)
-    return message | {name: item[name] for name in ("name", "tool_call_id") if item.get(name)}
+    return message | {name: _text(item[name]) for name in ("name", "tool_call_id") if item.get(name)}
 
 
 def _text(content: Any) -> str:
@@ -256,12 +213,45 @@ def _tool_call(call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _RejectedError("bad_tool_call") from None
+    else:
+        arguments = _without_nulls(arguments)
     if not isinstance(arguments, dict | None):
         raise _RejectedError("bad_tool_call")
     said = {"type": "function", "function": {"name": function["name"], "arguments": arguments or {}}}
-    return said | ({"id": call["id"]} if call.get("id") else {})
+    return said | ({"id": _text(call["id"])} if call.get("id") else {})
+
+
+def _without_nulls(value: Any, depth: int = 0) -> Any:
+    """``value`` without the keys that are null: Parquet gives every struct of a column the keys of all the others."""
+    if depth > MOST_NESTED:
+        raise _RejectedError("nested_too_deeply")
+    if isinstance(value, list):
+        return [_without_nulls(item, depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(item, depth + 1) for name, item in value.items() if item is not None}
+    return value
+
+
+def _check_writable(value: Any, depth: int = 0) -> None:
+    """Reject what neither JSON nor a tokenizer can take: half a surrogate pair, NaN, lists without end."""
+    if depth > MOST_NESTED:
+        raise _RejectedError("nested_too_deeply")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _RejectedError("lone_surrogate") from None
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise _RejectedError("number_not_finite")
+    elif isinstance(value, list):
+        for item in value:
+            _check_writable(item, depth + 1)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check_writable(name)
+            _check_writable(item, depth + 1)
 
 
 def _checked(messages: list[Message], row: dict[str, Any], turns: bool) -> list[Message]:
@@ -282,6 +272,7 @@ def _checked(messages: list[Message], row: dict[str, Any], turns: bool) -> list[
         raise _RejectedError(f"{roles[0]}_first" if roles[0] != "system" else "system_not_first")
     for before, after in itertools.pairwise(roles):
         _check_order(before, after, turns)
+    _check_writable(messages)
     return messages
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from data_specs.manifest import canonical
 from pipeline.config import ConfigError, DataConfig
-from pipeline.prompts.rows import Message, Rejection, load_rows, messages_of, prompt_key, split_of
+from pipeline.prompts.rows import Message, Rejection, messages_of, prompt_key, split_of
+from pipeline.prompts.sources import load_rows
 
 SPLITS = ("train", "heldout", "benchmark")
 
@@ -32,6 +33,9 @@ class TrainingPrompts:
     rows: list[TrainingPrompt]
     read: int
     rejected: dict[str, int]
+    details: dict[str, str] = field(
+        default_factory=dict
+    )  # reason -> more about its first row, where there is more
 
     @property
     def accepted(self) -> int:
@@ -60,12 +64,14 @@ def load_prompts(data: DataConfig, given: bool = False) -> TrainingPrompts:
     _check(data)
     accepted: dict[str, TrainingPrompt] = {}
     rejected: Counter[str] = Counter()
+    details: dict[str, str] = {}
     read = 0
     for row in _rows(data):
         read += 1
         prompt = _prompt(row, data, given)
         if isinstance(prompt, Rejection):
             rejected[prompt.reason] += 1
+            details.setdefault(prompt.reason, prompt.detail)
         elif prompt.key in accepted:
             rejected["duplicate_prompt"] += 1
         else:
@@ -74,7 +80,7 @@ def load_prompts(data: DataConfig, given: bool = False) -> TrainingPrompts:
     kept = _subset(rows, data.max_prompts)
     if len(kept) < len(rows):
         rejected["beyond_max_prompts"] = len(rows) - len(kept)
-    return TrainingPrompts(kept, read, dict(sorted(rejected.items())))
+    return TrainingPrompts(kept, read, dict(sorted(rejected.items())), details)
 
 
 def count_table(prompts: TrainingPrompts) -> list[tuple[str, int]]:
@@ -83,17 +89,22 @@ def count_table(prompts: TrainingPrompts) -> list[tuple[str, int]]:
     return [
         ("read", prompts.read),
         *splits,
-        *((f"rejected, {why}", n) for why, n in prompts.rejected.items()),
+        *(
+            (f"rejected, {Rejection(why, prompts.details.get(why, ''))}", n)
+            for why, n in prompts.rejected.items()
+        ),
     ]
 
 
-def _rows(data: DataConfig) -> Iterator[dict[str, Any]]:
+def _rows(data: DataConfig) -> Iterator[dict[str, Any] | Rejection]:
     for source in data.sources:
         yield from load_rows(source)
 
 
-def _prompt(row: dict[str, Any], data: DataConfig, given: bool) -> TrainingPrompt | Rejection:
+def _prompt(row: dict[str, Any] | Rejection, data: DataConfig, given: bool) -> TrainingPrompt | Rejection:
     messages = messages_of(row)
+    if isinstance(row, Rejection):
+        return row
     if isinstance(messages, Rejection):
         return messages
     roles = {message["role"] for message in messages}
@@ -103,12 +114,9 @@ def _prompt(row: dict[str, Any], data: DataConfig, given: bool) -> TrainingPromp
         return Rejection("tool_results")
     key = prompt_key(messages)
     category = row.get("category")
-    return TrainingPrompt(
-        key,
-        split_of(key, data.heldout, data.benchmark),
-        None if category is None else str(category),
-        messages,
-    )
+    # A category is shown and counted, never tokenised, so that a text that cannot be written may lose a character.
+    shown = None if category is None else str(category).encode(errors="replace").decode()
+    return TrainingPrompt(key, split_of(key, data.heldout, data.benchmark), shown, messages)
 
 
 def _subset(rows: Sequence[TrainingPrompt], limit: int | None) -> list[TrainingPrompt]:

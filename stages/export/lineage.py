@@ -24,7 +24,7 @@ from data_specs.calibration import (
 from data_specs.export import PROVENANCE
 from data_specs.manifest import Manifest, read_json
 from pipeline.config import ConfigError
-from pipeline.prompts.rows import FORMATS
+from pipeline.prompts.sources import FORMATS
 from pipeline.store.artifacts import Artifact, Store, git_revision, package_versions
 from pipeline.target.files import HUB_ID, cache_home
 from stages.export.capabilities import ExportError
@@ -157,7 +157,7 @@ def _training(manifests: dict[str, Manifest]) -> dict[str, Any] | None:
 def public(source: dict[str, Any]) -> str:
     """A source of prompts: a Hub data set as it is, of anything else its name only."""
     path = str(source.get("path"))
-    hub = HUB_ID.fullmatch(path) and Path(path).suffix not in FORMATS and not Path(path).exists()
+    hub = HUB_ID.fullmatch(path) and not path.endswith(FORMATS) and not Path(path).exists()
     revision = f" at {source['revision']}" if source.get("revision") else ""
     return f"{path if hub else Path(path).name}{revision}"
 

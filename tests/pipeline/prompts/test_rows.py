@@ -6,7 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import SourceConfig
-from pipeline.prompts.rows import Rejection, RowsError, load_rows, messages_of, prompt_key, split_of
+from pipeline.prompts.rows import Rejection, messages_of, prompt_key, split_of
+from pipeline.prompts.sources import load_rows
 
 USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
 
@@ -24,92 +25,16 @@ def call(**function: object) -> dict:
     return {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [function]}]}
 
 
-def write_jsonl(path: Path, rows: list) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+def nested(depth: int) -> list:
+    """A list in a list, ``depth`` times."""
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def read(path: Path | str, **fields) -> list[dict]:
     return list(load_rows(SourceConfig(path=str(path), **fields)))
-
-
-# --- reading
-
-
-def test_jsonl_skips_blank_lines_and_keeps_a_limit(tmp_path: Path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"prompt": "1"}\n\n{"prompt": "2"}\n{"prompt": "3"}')
-    assert read(path) == [{"prompt": "1"}, {"prompt": "2"}, {"prompt": "3"}]
-    assert read(path, limit=2) == [{"prompt": "1"}, {"prompt": "2"}]
-
-
-@pytest.mark.parametrize("line", ['{"prompt": ', "[1]", '"text"', "\ud800".encode("utf-8", "surrogatepass")])
-def test_a_bad_line_is_named(tmp_path: Path, line: str | bytes):
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(b'{"prompt": "1"}\n' + (line if isinstance(line, bytes) else line.encode()) + b"\n")
-    with pytest.raises(RowsError, match="bad.jsonl, line 2: expected"):
-        read(path)
-
-
-def test_a_folder_of_both_formats_is_read_by_name(tmp_path: Path):
-    write_jsonl(tmp_path / "b.jsonl", [{"prompt": "2"}])
-    pq.write_table(pa.table({"prompt": ["1"]}), tmp_path / "a.parquet")
-    write_jsonl(tmp_path / "sub" / "c.jsonl", [{"prompt": "3"}])
-    (tmp_path / "README.md").write_text("no rows")
-    assert [row["prompt"] for row in read(tmp_path)] == ["1", "2", "3"]
-
-
-def test_what_cannot_be_read_is_named(tmp_path: Path):
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RowsError, match="bad.parquet: expected a Parquet file"):
-        read(tmp_path / "bad.parquet")
-    with pytest.raises(RowsError, match="gone.jsonl: no such file"):
-        read("data_specs/prompts/gone.jsonl")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RowsError, match="empty: expected .jsonl or .parquet files"):
-        read(tmp_path / "empty")
-    (tmp_path / "a.csv").write_text("prompt\n1\n")
-    with pytest.raises(RowsError, match="a.csv: expected a .jsonl or .parquet file"):
-        read(tmp_path / "a.csv")
-    with pytest.raises(RowsError, match="got nothing"):
-        read("")
-
-
-def test_the_packages_own_prompts_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    rows = read("data_specs/prompts/quickstart.jsonl")
-    assert len(rows) == 1020 and {row["category"] for row in rows} == {"math", "code", "chat"}
-    assert read("data_specs/prompts/quickstart.yaml") == rows
-
-
-def test_the_working_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_jsonl(tmp_path / "data_specs/prompts/quickstart.jsonl", [{"prompt": "mine"}])
-    monkeypatch.chdir(tmp_path)
-    assert read("data_specs/prompts/quickstart.jsonl") == [{"prompt": "mine"}]
-
-
-def test_hub_layout_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A folder with named subsets and splits, as a data set on the Hub has them."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "set"
-    write_jsonl(folder / "math" / "train.jsonl", [{"prompt": "1"}, {"prompt": "2"}])
-    write_jsonl(folder / "math" / "test.jsonl", [{"prompt": "3"}])
-    card = "---\nconfigs:\n- config_name: math\n  data_files:\n  - {split: train, path: math/train.jsonl}\n"
-    (folder / "README.md").write_text(card + "  - {split: test, path: math/test.jsonl}\n---\n")
-    assert read(folder, subset="math", limit=1) == [{"prompt": "1"}]
-    assert read(folder, subset="math", split="test") == [{"prompt": "3"}]
-    with pytest.raises(RowsError, match="subset math, split validation"):
-        read(folder, subset="math", split="validation")
-    with pytest.raises(RowsError, match="subset history"):
-        read(folder, subset="history")
-
-
-def test_a_hub_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(RowsError, match="path nobody/nothing"):
-        read("nobody/nothing")
 
 
 # --- one form
@@ -134,6 +59,19 @@ def test_a_hub_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):
         # Parquet fills absent fields with null
         ({"messages": [USER | {"tool_calls": None}, BOT | {"reasoning_content": None}]}, [USER, BOT]),
         ({"messages": [USER, BOT | {"reasoning": "r"}]}, [USER, BOT | {"reasoning_content": "r"}]),
+        ({"prompt": "hi", "response": "hello"}, [USER, BOT]),
+        ({"prompt": "hi", "completion": "hello"}, [USER, BOT]),
+        ({"prompt": [USER], "completion": [BOT]}, [USER, BOT]),
+        ({"question": "hi", "answer": "hello"}, [USER, BOT]),
+        ({"question": "hi"}, [USER]),
+        ({"chosen": [USER, BOT], "rejected": [USER, BOT]}, [USER, BOT]),
+        ({"prompt": "hi", "chosen": [USER, BOT]}, [USER, BOT]),
+        ({"prompt": "hi", "chosen": "hello", "rejected": "no"}, [USER, BOT]),
+        ({"prompt": [USER], "chosen": [BOT], "rejected": [BOT]}, [USER, BOT]),
+        ({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [USER]}}, [USER]),
+        ({"body": {"messages": [USER]}, "response": {"body": {"choices": [{"message": BOT}]}}}, [USER, BOT]),
+        ({"request": {"messages": [USER]}, "response": {"choices": [{"message": BOT}]}}, [USER, BOT]),
+        ({"request": {"body": {"messages": [USER]}}}, [USER]),
     ],
 )  # fmt: skip
 def test_known_forms(row: dict, expected: list):
@@ -172,11 +110,47 @@ def test_known_forms(row: dict, expected: list):
         (call(name=3), "bad_tool_call"),
         (call(name="f", arguments="{"), "bad_tool_call"),
         (call(name="f", arguments="[1]"), "bad_tool_call"),
+        ({"messages": [USER, {"role": "assistant", "content": "a", "tool_calls": 3}]}, "bad_tool_call"),
+        (call(name="f", arguments={"a": nested(900)}), "nested_too_deeply"),
+        (call(name="f", arguments={"a": float("nan")}), "number_not_finite"),
+        (call(name="f", arguments={"\ud800": 1}), "lone_surrogate"),
+        ({"prompt": "\ud800"}, "lone_surrogate"),
+        ({"messages": [USER | {"name": "\udc00"}, BOT]}, "lone_surrogate"),
+        ({"messages": [USER | {"name": 3}, BOT]}, "non_text_content"),
+        ({"chosen": "hello", "rejected": "no"}, "chosen_without_prompt"),
+        ({"request": {"input": "hi"}}, "request_without_messages"),
+        ({"request": 3}, "request_without_messages"),
+        ({"body": {"messages": [USER]}, "response": {"status_code": 500}}, "response_without_choices"),
     ],
 )  # fmt: skip
 def test_each_reason(row: dict, reason: str):
     """Pitfall 9."""
     assert messages_of(row) == Rejection(reason)
+
+
+def test_an_unknown_row_tells_what_was_looked_for_and_what_was_found():
+    found = messages_of({"text": "hi", "id": 3})
+    assert isinstance(found, Rejection) and found.reason == "no_known_fields"
+    looked_for, had = found.detail.split("; found ")
+    assert {"messages", "prompt", "question", "chosen", "request"} <= set(looked_for.replace(",", "").split())
+    assert had == "id, text"
+
+
+def test_keys_that_parquet_fills_with_null_are_no_arguments(tmp_path: Path):
+    """A column of structs has the keys of all its rows."""
+    talks = [
+        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [function]}]}
+        for function in (
+            {"function": {"name": "weather", "arguments": {"city": "Oslo"}}},
+            {"function": {"name": "read", "arguments": {"path": "/a", "lines": 3}}},
+        )
+    ]
+    pq.write_table(pa.Table.from_pylist(talks), tmp_path / "a.parquet")
+    found = [messages_of(row)[1]["tool_calls"][0]["function"] for row in read(tmp_path / "a.parquet")]
+    assert found == [
+        {"name": "weather", "arguments": {"city": "Oslo"}},
+        {"name": "read", "arguments": {"path": "/a", "lines": 3}},
+    ]
 
 
 def test_tool_arguments_as_text_and_as_object_are_one(tmp_path: Path):
