@@ -287,7 +287,7 @@ def _end(talk: _Talk, rejection: Rejection, counts: Counter[str]) -> None:
     talk.over = True
     counts[f"{'later_turn' if talk.rows else 'rejected'}/{rejection.reason}"] += 1
     if isinstance(rejection, Refusal):
-        counts[f"{SERVER_SAID}{rejection.said}"] += 1
+        counts[f"{SERVER_SAID}{rejection.detail}"] += 1
 
 
 def _record_reply(

@@ -63,9 +63,7 @@ class AnswerReply:
 
 @dataclass(frozen=True)
 class Refusal(Rejection):
-    """A prompt that the server will not answer; ``said``: why, in its words."""
-
-    said: str = ""
+    """A prompt that the server will not answer; ``detail`` tells why, in its words."""
 
 
 class AnswerSource(Protocol):

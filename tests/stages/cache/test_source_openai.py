@@ -329,7 +329,7 @@ def test_a_prompt_that_the_server_refuses_is_a_rejection(code: int):
     with serve(status(code, "too long")) as server:
         replies = ask(engine(server, concurrency=1), request("a"), request("b"))
     assert isinstance(replies[0], Rejection) and replies[0].reason == "refused_by_server"
-    assert f"status {code}" in replies[0].said and "too long" in replies[0].said
+    assert f"status {code}" in replies[0].detail and "too long" in replies[0].detail
     assert isinstance(replies[1], AnswerReply) and len(server.payloads) == 2
 
 
