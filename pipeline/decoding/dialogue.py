@@ -16,7 +16,9 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.decoding.single import Decoded, Round, decode
 from pipeline.drafts.base import Draft
 from pipeline.prompts.benchmarks import Prompt
-from pipeline.prompts.chat import TemplateRefusal, render_prompt, split_reasoning
+from pipeline.prompts.chat import render_prompt
+from pipeline.prompts.replies import split_reasoning
+from pipeline.prompts.template import TemplateRefusal
 from pipeline.target.model import Target
 
 WARM_UP_TOKENS = 16

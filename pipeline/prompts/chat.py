@@ -1,8 +1,8 @@
-"""Messages -> token ids and the mask of supervised tokens, the same in answers, training and evaluation.
+"""Messages -> the ids of a prompt and the ids that are supervised, the same in answers, training and evaluation.
 
-Supervised are the tokens that the target generated and nothing else. No text is searched for role markers: an
-answer is what follows a rendered prompt, so a user may write ``<|im_start|>assistant`` without any effect on
-the mask. Ids that an engine returned are never decoded and encoded again.
+Supervised is what the target would generate after the prompt that a server gives it, up to and with its end of turn,
+and nothing else. No text is searched for role markers: an answer is what follows a rendered prompt, so a user may write
+``<|im_start|>assistant`` without any effect. Ids that an engine returned are never decoded and encoded again.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
+from pipeline.prompts.replies import MARKS, opens, split_reasoning
 from pipeline.prompts.rows import Message, Rejection
+from pipeline.prompts.template import PROBE, TemplateRefusal, end_of_turn, render
 
-EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")  # what templates put before an answer without reasoning
-END_OF_THINKING = "</think>"
-
-
-class TemplateRefusal(ValueError):
-    """The chat template raised: it cannot render these messages (no system role, say)."""
+# Marks around reasoning that is empty: templates put them before an answer without reasoning.
+EMPTY = {marks: re.compile(rf"\s*{re.escape(marks[0])}\s*{re.escape(marks[1])}\s*") for marks in MARKS}
 
 
 @dataclass(frozen=True)
@@ -32,49 +31,35 @@ class GivenRow:
     messages: list[Message]  # up to and with the assistant's
 
 
-def render_prompt(tokenizer: Any, messages: Sequence[Message], thinking: bool | None) -> list[int]:
+def render_prompt(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    thinking: bool | None,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> list[int]:
     """Ids of ``messages`` followed by the generation prompt, by the tokenizer's chat template.
 
-    ``thinking`` is the template's ``enable_thinking``; None leaves its default. Raises ``TemplateRefusal``.
+    ``thinking`` goes to the template's switch for it; None leaves its default. Raises ``TemplateRefusal``.
     """
-    return _encode(tokenizer, _render(tokenizer, messages, thinking, answer_follows=True))
-
-
-def training_row(
-    prompt_ids: Sequence[int], answer_ids: Sequence[int], max_length: int
-) -> tuple[list[int], list[bool]]:
-    """Ids [S] and mask [S] of a sample, cut to ``max_length``; the mask is True at exactly the answer's ids.
-
-    A mask without any True (the prompt alone fills ``max_length``) is for the caller to leave out (pitfall
-    11).
-    """
-    ids = [*prompt_ids, *answer_ids][:max_length]
-    return ids, [position >= len(prompt_ids) for position in range(len(ids))]
-
-
-def split_reasoning(text: str) -> Message:
-    """An assistant's message from generated text: what is before ``</think>`` is ``reasoning_content``."""
-    reasoning, found, content = text.partition(END_OF_THINKING)
-    if not found:
-        return {"role": "assistant", "content": text}
-    message: Message = {"role": "assistant", "content": content.lstrip("\n")}
-    reasoning = reasoning.strip().removeprefix("<think>").strip()
-    return message | ({"reasoning_content": reasoning} if reasoning else {})
+    return _encode(tokenizer, render(tokenizer, messages, thinking, True, tools))
 
 
 def given_rows(
-    tokenizer: Any, messages: Sequence[Message], thinking: bool | None
+    tokenizer: Any,
+    messages: Sequence[Message],
+    thinking: bool | None,
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> list[GivenRow] | Rejection:
     """One row an assistant turn, each with the history as the template renders it at that turn.
 
-    Templates strip old reasoning, so turn n is no prefix of turn n+1 (pitfall 6); rows of their own need
+    Templates strip old reasoning, so the text of turn n is no prefix of turn n+1's (pitfall 6); rows of their own need
     none.
     """
     rows: list[GivenRow] = []
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        ids = given_answer(tokenizer, messages[: number + 1], thinking)
+        ids = given_answer(tokenizer, messages[: number + 1], thinking, tools)
         if isinstance(ids, Rejection):
             return ids
         rows.append(GivenRow(len(rows), *ids, list(messages[: number + 1])))
@@ -82,80 +67,118 @@ def given_rows(
 
 
 def given_answer(
-    tokenizer: Any, messages: Sequence[Message], thinking: bool | None
+    tokenizer: Any,
+    messages: Sequence[Message],
+    thinking: bool | None,
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[list[int], list[int]] | Rejection:
     """Prompt ids and answer ids of ``messages``, whose last one is the assistant's answer in text form.
 
-    The answer ends with the end-of-turn token that the template writes; the separator after it is dropped
-    (pitfall 2). An empty thinking block that the template puts before an answer without reasoning belongs to
-    the prompt. Rejected: messages that the template refuses, an answer or reasoning that it does not show
-    (pitfall 5), and reasoning where thinking is off (pitfall 4).
+    The answer ends with the end of turn that the target generates, and at the first one that it contains; the separator
+    after it is dropped (pitfall 2). Empty reasoning that the template puts before an answer belongs to the prompt.
+    Rejected: messages that the template refuses, an answer or reasoning that it does not show (pitfall 5), and
+    reasoning where thinking is off (pitfall 4).
     """
     answer = messages[-1]
     has_reasoning = "reasoning_content" in answer or "reasoning_content" in split_reasoning(answer["content"])
     if thinking is False and has_reasoning:
         return Rejection("reasoning_in_non_thinking_mode")
     try:
-        prompt = _render(tokenizer, messages[:-1], thinking, answer_follows=True)
-        whole = _render(tokenizer, messages, thinking, answer_follows=False).rstrip()
+        prompt = render(tokenizer, messages[:-1], thinking, True, tools)
+        before = render(tokenizer, messages[:-1], thinking, False, tools)
+        whole = render(tokenizer, messages, thinking, False, tools)
+        probe = render(
+            tokenizer, [*messages[:-1], {"role": "assistant", "content": PROBE}], thinking, False, tools
+        )
     except TemplateRefusal:
         return Rejection("refused_by_template")
-    if not whole.startswith(prompt):
+    if prompt == before and (header := probe[len(before) : probe.find(PROBE)]).strip():
+        prompt = before + header  # The template ignores add_generation_prompt.
+    if (parted := _parted(prompt, whole, probe, _reasoning(answer))) is None:
         return Rejection("answer_does_not_follow_prompt")
-    if not has_reasoning and (empty := EMPTY_THINKING.match(whole, len(prompt))):
-        prompt = whole[: empty.end()]
-    if (missing := _missing(answer, whole[len(prompt) :])) is not None:
+    prompt, text = parted
+    if (missing := _missing(answer, text)) is not None:
         return Rejection(missing)
-    return _split(tokenizer, prompt, whole)
+    return _split(tokenizer, prompt, _ended(tokenizer, text, probe.partition(PROBE)[2]))
+
+
+def _reasoning(answer: Message) -> str:
+    """The reasoning of an answer, wherever the data have it; empty where there is none."""
+    return str(
+        answer.get("reasoning_content") or split_reasoning(answer["content"]).get("reasoning_content", "")
+    )
+
+
+def _parted(prompt: str, whole: str, probe: str, reasoning: str) -> tuple[str, str] | None:
+    """``prompt`` and the text that the target would generate after it; None where the template's texts do not agree.
+
+    The generation prompt and a rendered answer may differ in how they deal with reasoning: the one opens it (R1) or
+    closes it at once (Gemma 4 without thinking), the other leaves it out.
+    """
+    shared = len(commonprefix([prompt, probe]))
+    opening, text = prompt[shared:], whole[shared:]
+    if not whole.startswith(prompt[:shared]):
+        return None
+    if opening.strip():
+        return _after_opening(prompt, opening, text, reasoning)
+    text = whole[len(prompt) :] if whole.startswith(prompt) else text
+    if reasoning:
+        return prompt, text
+    for marks, empty in EMPTY.items():
+        start = marks[0] if opens(prompt) == marks else ""
+        if (match := empty.match(start + text)) is not None:
+            end = match.end() - len(start)
+            return prompt + text[:end], text[end:]
+    return prompt, text
+
+
+def _after_opening(prompt: str, opening: str, text: str, reasoning: str) -> tuple[str, str] | None:
+    """The generation prompt ends with an ``opening`` that rendered answers lack."""
+    if closed := next((marks for marks, empty in EMPTY.items() if empty.fullmatch(opening)), None):
+        again = rf"\A\s*{re.escape(closed[0])}\s*{re.escape(closed[1])}"  # GLM writes it before every answer
+        return None if reasoning else (prompt, re.sub(again, "", text))
+    if (marks := opens(opening)) is None:
+        return None
+    close, text = f"\n{marks[1]}\n\n", text.lstrip("\n")
+    return (prompt, f"{reasoning.strip()}{close}{text}") if reasoning else (prompt + close, text)
 
 
 def _missing(answer: Message, shown: str) -> str | None:
     """The reason for a rejection when ``shown``, the template's rendering, lacks a part of ``answer``."""
-    if answer.get("reasoning_content", "").strip() not in shown:
+    if _reasoning(answer).strip() not in shown:
         return "reasoning_not_rendered"
-    if answer["content"].rpartition(END_OF_THINKING)[2].strip() not in shown:
+    if split_reasoning(answer["content"])["content"].strip() not in shown:
         return "answer_not_rendered"
     if not all(call["function"]["name"] in shown for call in answer.get("tool_calls", ())):
         return "tool_call_not_rendered"
     return None
 
 
-def _split(tokenizer: Any, prompt: str, whole: str) -> tuple[list[int], list[int]]:
-    """Ids of ``prompt`` and of the rest of ``whole``.
+def _ended(tokenizer: Any, text: str, tail: str) -> str:
+    """``text`` with the end of its turn, without the separator; ``tail`` is what the template writes after answers."""
+    if tail and text.endswith(tail):
+        text = text.removesuffix(tail) + tail.rstrip()
+    elif tail.strip():
+        text = text.rstrip()
+    if any(text.endswith(token) for token in tokenizer.all_special_tokens):
+        return text
+    return text + (end_of_turn(tokenizer) or tokenizer.eos_token or "")
 
-    Where a token would span the boundary, the rest is encoded by itself: a target that is fed the prompt's
-    ids starts a new token there.
+
+def _split(tokenizer: Any, prompt: str, text: str) -> tuple[list[int], list[int]]:
+    """Ids of ``prompt`` and of ``text`` after it, up to the first end of turn.
+
+    Where a token would span the boundary, the text is encoded by itself: a target that is fed the prompt's ids starts a
+    new token there.
     """
-    prompt_ids, ids = _encode(tokenizer, prompt), _encode(tokenizer, whole)
-    if ids[: len(prompt_ids)] == prompt_ids:
-        return prompt_ids, ids[len(prompt_ids) :]
-    return prompt_ids, _encode(tokenizer, whole[len(prompt) :])
-
-
-def _render(tokenizer: Any, messages: Sequence[Message], thinking: bool | None, answer_follows: bool) -> str:
-    from jinja2 import TemplateError
-
-    options = {} if thinking is None else {"enable_thinking": thinking}
-    # A template is other people's code on other people's data: what it raises depends on both.
-    raised = (
-        TemplateError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-        ArithmeticError,
-    )
-    try:
-        return tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=answer_follows, **options
-        )
-    except raised as error:
-        raise TemplateRefusal(
-            f"the chat template refused the messages: {type(error).__name__}: {error}"
-        ) from error
+    prompt_ids, ids = _encode(tokenizer, prompt), _encode(tokenizer, prompt + text)
+    aligned = ids[: len(prompt_ids)] == prompt_ids
+    answer = ids[len(prompt_ids) :] if aligned else _encode(tokenizer, text)
+    end = answer[-1] if answer and answer[-1] in tokenizer.all_special_ids else None
+    return prompt_ids, answer if end is None else answer[: answer.index(end) + 1]
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
     """Ids of rendered text (the template has written the special tokens already)."""
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids

@@ -18,8 +18,9 @@ from data_specs.answers import SCHEMA_VERSION, AnswerRow, read_answers, read_cou
 from data_specs.manifest import fingerprint
 from pipeline.config import Config, ConfigError, section
 from pipeline.console import Bar, duration, progress, say, size, table
-from pipeline.prompts.chat import TemplateRefusal, given_rows, render_prompt
+from pipeline.prompts.chat import given_rows, render_prompt
 from pipeline.prompts.rows import Message, Rejection
+from pipeline.prompts.template import TemplateRefusal
 from pipeline.ranks import is_main, world_size
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.config import ConfigError
 from pipeline.decoding.sampling import Sampler
-from pipeline.prompts.chat import split_reasoning
+from pipeline.prompts.replies import split_reasoning
 from pipeline.prompts.rows import Rejection
 from pipeline.target.model import Target
 from stages.cache.source import SHAPING, AnswerReply, AnswerRequest, Settings

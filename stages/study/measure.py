@@ -20,7 +20,8 @@ from pipeline.decoding.steps import Step, Times
 from pipeline.drafts.base import Draft
 from pipeline.drafts.folders.checkpoint import load
 from pipeline.prompts.benchmarks import load_prompts
-from pipeline.prompts.chat import TemplateRefusal, render_prompt
+from pipeline.prompts.chat import render_prompt
+from pipeline.prompts.template import TemplateRefusal
 from pipeline.target.files import identity, load_tensors, load_tokenizer, locate
 from pipeline.target.model import Target
 from stages.study.costs import StepRates, from_steps

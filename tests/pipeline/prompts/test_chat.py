@@ -2,16 +2,12 @@
 
 import pytest
 import tiny
+import tiny_templates as templates
 
-from pipeline.prompts.chat import (
-    TemplateRefusal,
-    given_answer,
-    given_rows,
-    render_prompt,
-    split_reasoning,
-    training_row,
-)
+from pipeline.prompts.chat import given_answer, given_rows, render_prompt
+from pipeline.prompts.replies import split_reasoning
 from pipeline.prompts.rows import Rejection, messages_of
+from pipeline.prompts.template import TemplateRefusal
 
 START, END = 257, 258
 # As Qwen3's: an empty block where there is no reasoning, old reasoning stripped, a closed block: no thinking.
@@ -66,8 +62,8 @@ def encode(tokenizer, text: str) -> list[int]:
 
 
 def supervised(tokenizer, prompt_ids, answer_ids) -> str:
-    ids, mask = training_row(prompt_ids, answer_ids, 10_000)
-    return tokenizer.decode([token for token, kept in zip(ids, mask, strict=True) if kept])
+    """What is after the prompt's own ids, which is what stages/cache supervises."""
+    return tokenizer.decode(answer_ids)
 
 
 # --- prompts
@@ -90,25 +86,10 @@ def test_thinking_reaches_the_template(thinker):
 def test_a_refusing_template_says_so(plain):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(TemplateRefusal, match="no system role"):
+    with pytest.raises(TemplateRefusal) as error:
         render_prompt(tokenizer, [user("q")], None)
+    assert "no system role" in str(error.value)
     assert given_rows(tokenizer, [user("q"), bot("a")], None) == Rejection("refused_by_template")
-
-
-# --- masks
-
-
-def test_the_mask_is_on_the_answers_own_tokens():
-    """Pitfalls 1 and 7: True at position i says that token i was generated; the ids are the engine's."""
-    ids, mask = training_row([7, 8, 9], [4, 5, 258], 100)
-    assert ids == [7, 8, 9, 4, 5, 258]
-    assert mask == [False, False, False, True, True, True]
-
-
-def test_truncation_may_leave_nothing_supervised():
-    """Pitfall 11: the caller sees it by the mask."""
-    assert training_row([7, 8, 9], [4, 5], 4) == ([7, 8, 9, 4], [False, False, False, True])
-    assert training_row([7, 8, 9], [4, 5], 2) == ([7, 8], [False, False])
 
 
 # --- given answers
@@ -131,7 +112,9 @@ def test_role_markers_in_user_text_stay_unsupervised(plain):
 
 def test_an_answer_that_repeats_the_prompt(plain):
     (row,) = given_rows(plain, [user("yes<|im_end|>"), bot("yes<|im_end|>")], None)
-    assert supervised(plain, row.prompt_ids, row.answer_ids) == "yes<|im_end|><|im_end|>"
+    assert (
+        supervised(plain, row.prompt_ids, row.answer_ids) == "yes<|im_end|>"
+    )  # nothing after the end of turn
 
 
 def test_each_turn_is_a_row_that_holds_the_history(plain):
@@ -274,3 +257,67 @@ def test_a_token_across_the_boundary_is_cut_there():
 )
 def test_reasoning_is_split_from_generated_text(text, message):
     assert split_reasoning(text) == message
+
+
+# --- where an answer begins and ends, by the shape of the template
+
+
+SHAPES = [
+    (templates.ALWAYS_THINKS, (), None, bot("a"), "assistant\n<think>\n\n</think>\n\n", "a<|im_end|>"),
+    (templates.ALWAYS_THINKS, (), None, bot("a", reasoning_content="hm"), "<think>\n", "hm\n</think>\n\na<|im_end|>"),
+    (templates.DROPS_REASONING, (), None, bot("a"), "<think>\n\n</think>\n\n", "a<|im_end|>"),
+    (
+        templates.DROPS_REASONING, (), None, bot("<think>\nhm\n</think>\n\na"), "<|unused|><think>\n",
+        "hm\n</think>\n\na<|im_end|>",
+    ),
+    (templates.GLM, ("<|user|>", "<|assistant|>"), None, bot("a"), "<|assistant|>\n<think></think>\n", "a<|user|>"),
+    (templates.GLM, ("<|user|>", "<|assistant|>"), False, bot("a"), "<|assistant|>\n<think></think>", "\na<|user|>"),
+    (
+        templates.GLM, ("<|user|>", "<|assistant|>"), None, bot("a", reasoning_content="hm"), "q<|assistant|>",
+        "\n<think>hm</think>\na<|user|>",
+    ),
+    (
+        templates.GEMMA4, ("<|turn>", "<turn|>"), False, bot("<a>"), "<|turn>model\n<|channel>thought\n<channel|>",
+        "<a><turn|>",
+    ),
+    (templates.GEMMA4, ("<|turn>", "<turn|>"), True, bot("a"), "<|turn>model\n", "a<turn|>"),
+    (
+        templates.GEMMA4, ("<|turn>", "<turn|>"), True, bot("a", reasoning_content="hm"), "<|turn>model\n",
+        "<|channel>thought\nhm<channel|>a<turn|>",
+    ),
+    (templates.TRIMS, (), None, bot("  a \n"), "assistant\n", "a<|im_end|>"),
+    (tiny.TEMPLATE, (), None, bot("  a \n"), "assistant\n", "  a \n<|im_end|>"),
+    (templates.NO_END, (), None, bot("code:\n    x = 1\n"), "q\nassistant: ", "code:\n    x = 1\n<|im_end|>"),
+    (templates.NO_GENERATION_PROMPT, (), None, bot("a"), "<|im_start|>assistant\n", "a<|im_end|>"),
+    (tiny.TEMPLATE, (), None, bot("a<|im_end|>\n<|im_start|>user\nb"), "assistant\n", "a<|im_end|>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "tokens", "thinking", "answer", "prompt", "text"), SHAPES)
+def test_supervised_is_what_the_target_would_generate(template, tokens, thinking, answer, prompt, text):
+    tokenizer = templates.tokenizer(template, *tokens)
+    (row,) = given_rows(tokenizer, [user("q"), answer], thinking)
+    assert tokenizer.decode(row.prompt_ids).endswith(prompt)
+    assert tokenizer.decode(row.answer_ids) == text
+
+
+def test_reasoning_that_the_prompt_has_closed_is_rejected():
+    tokenizer = templates.tokenizer(templates.GEMMA4, "<|turn>", "<turn|>")
+    talk = [user("q"), bot("a", reasoning_content="hm")]
+    assert given_rows(tokenizer, talk, None) == Rejection("answer_does_not_follow_prompt")
+    assert given_rows(tokenizer, talk, False) == Rejection("reasoning_in_non_thinking_mode")
+
+
+def test_templates_without_a_default_are_refused_row_by_row():
+    tokenizer = templates.tokenizer({"tool_use": tiny.TEMPLATE, "rag": tiny.TEMPLATE})
+    assert given_rows(tokenizer, [user("q"), bot("a")], None) == Rejection("refused_by_template")
+
+
+def test_tools_and_calls_are_rendered_and_supervised():
+    tokenizer = templates.tokenizer(templates.CALLS_OBJECT)
+    call = {"type": "function", "function": {"name": "look", "arguments": {"q": "x"}}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    talk = [user("q"), bot("", tool_calls=[call]), {"role": "tool", "content": "12"}, bot("b")]
+    rows = given_rows(tokenizer, talk, None, tools)
+    assert [tokenizer.decode(row.answer_ids) for row in rows] == ['look({"q": "x"})<|im_end|>', "b<|im_end|>"]
+    assert all(tokenizer.decode(row.prompt_ids).startswith("[look]<|im_start|>user") for row in rows)

@@ -1,0 +1,92 @@
+"""What a target generated, as a message: the history of later turns, with reasoning and answer told apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.prompts.rows import Message
+
+# How targets mark reasoning: what opens it, what closes it. A generation prompt may open it already.
+MARKS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"))
+# gpt-oss: <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
+HARMONY = re.compile(
+    r"<\|channel\|>(\w+).*?<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|\Z)", re.DOTALL
+)
+
+
+def reply_message(tokenizer: Any, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Message | None:
+    """The assistant's message of generated ids; None where the answer was cut inside its reasoning.
+
+    The tokenizer's own response template is used where it has one; else the marks of the known families. Special tokens
+    are read as marks first and removed last: without them reasoning and answer would run together.
+    """
+    prompt, text = tokenizer.decode(list(prompt_ids)), tokenizer.decode(list(answer_ids))
+    parsed = _by_template(tokenizer, prompt, text)
+    return parsed if parsed is not None else _by_marks(tokenizer, prompt, text)
+
+
+def split_reasoning(text: str) -> Message:
+    """An assistant's message from generated text: what is before ``</think>`` is ``reasoning_content``."""
+    for opening, closing in MARKS:
+        reasoning, found, content = text.partition(closing)
+        if found:
+            message: Message = {"role": "assistant", "content": content.lstrip("\n")}
+            reasoning = reasoning.strip().removeprefix(opening).strip()
+            return message | ({"reasoning_content": reasoning} if reasoning else {})
+    return {"role": "assistant", "content": text}
+
+
+def opened(text: str) -> tuple[str, str] | None:
+    """The marks of the reasoning that ``text`` opens and does not close, or None."""
+    for opening, closing in MARKS:
+        if text.rfind(opening) > text.rfind(closing):
+            return opening, closing
+    return None
+
+
+def opens(prompt: str) -> tuple[str, str] | None:
+    """The marks of the reasoning that a generation prompt opens at its end, or None."""
+    return next((marks for marks in MARKS if prompt.rstrip().endswith(marks[0])), None)
+
+
+def _by_template(tokenizer: Any, prompt: str, text: str) -> Message | None:
+    if getattr(tokenizer, "response_template", None) is None:
+        return None
+    try:
+        found = tokenizer.parse_response(text, prefix=prompt)
+    except (ValueError, KeyError, TypeError):  # The target did not write what its template expects.
+        return None
+    reasoning = next(
+        (found[name] for name in ("reasoning_content", "thinking", "reasoning") if found.get(name)), None
+    )
+    message: Message = {"role": "assistant", "content": found.get("content") or ""}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if found.get("tool_calls"):
+        message["tool_calls"] = found["tool_calls"]
+    return message
+
+
+def _by_marks(tokenizer: Any, prompt: str, text: str) -> Message | None:
+    if parts := HARMONY.findall(text):
+        said = {channel: body for channel, body in parts}
+        if "final" not in said:
+            return None
+        message: Message = {"role": "assistant", "content": _plain(tokenizer, said["final"])}
+        return message | (
+            {"reasoning_content": said["analysis"].strip()} if said.get("analysis", "").strip() else {}
+        )
+    marks = opens(prompt)
+    if opened((marks[0] if marks else "") + text) is not None:
+        return None
+    message = split_reasoning(text)
+    return {name: _plain(tokenizer, value) if name != "role" else value for name, value in message.items()}
+
+
+def _plain(tokenizer: Any, text: str) -> str:
+    """``text`` without the special tokens that stand in it, such as the end of the turn."""
+    for token in tokenizer.all_special_tokens:
+        text = text.replace(token, "")
+    return text

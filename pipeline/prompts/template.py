@@ -1,0 +1,160 @@
+"""A target's chat template: how messages, tools and switches are put into it, and where it ends a turn."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeline.prompts.rows import Message
+
+SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")  # names that templates give to the same thing
+EFFORT = {True: "high", False: "low"}  # of ``reasoning_effort``, which knows no plain off
+PROBE = "\N{SNOWMAN}"  # stands for an answer; no template writes it by itself
+GENERATION = re.compile(
+    r"{%-?\s*(?:end)?generation\s*-?%}"
+)  # an extension of transformers that marks answers
+# A template is other people's code on other people's data: what it raises depends on both.
+RAISED = (TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError)
+
+
+class TemplateRefusal(ValueError):
+    """The chat template raised: it cannot render these messages (it has no system role, say)."""
+
+
+def render(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    thinking: bool | None,
+    answer_follows: bool,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> str:
+    """The text of ``messages``, with the generation prompt where an ``answer_follows``. Raises ``TemplateRefusal``.
+
+    ``thinking`` goes to the switch that the template has; None leaves its default. Templates want the arguments of tool
+    calls as an object or as JSON text, and no content or an empty one beside them: the first way that shows most calls
+    is taken.
+    """
+    options = _options(tokenizer, thinking) | ({"tools": list(tools)} if tools else {})
+    if not any(message.get("tool_calls") for message in messages):
+        return _apply(tokenizer, list(messages), answer_follows, options)
+    texts: dict[str, int] = {}
+    refusal: TemplateRefusal | None = None
+    for way in _ways(messages):
+        try:
+            text = _apply(tokenizer, way, answer_follows, options)
+        except TemplateRefusal as error:
+            refusal = refusal or error
+        else:
+            texts.setdefault(text, _shown_calls(way, text))
+    if refusal is not None and not texts:
+        raise refusal
+    return max(texts, key=lambda text: texts[text])
+
+
+def variables(tokenizer: Any) -> frozenset[str]:
+    """Names that the chat template reads and does not define: its switches, and what every template is given."""
+    templates = tokenizer.chat_template or ""
+    if isinstance(templates, dict):
+        templates = "\n".join(templates.values())
+    return _variables(templates)
+
+
+def switch(tokenizer: Any) -> str | None:
+    """The name of the template's switch for thinking, or None where it has none."""
+    names = variables(tokenizer)
+    return next((name for name in SWITCHES if name in names), None)
+
+
+def end_of_turn(tokenizer: Any) -> str | None:
+    """The token with which an answer ends, as the template writes it, or None where it cannot be told.
+
+    Some templates (GLM's) write none: there the answer ends with the token that opens the next turn, and the target
+    generates that one.
+    """
+    user = {"role": "user", "content": "a"}
+    talk = [user, {"role": "assistant", "content": PROBE}, user]
+    try:
+        after = _apply(tokenizer, talk, False, {}).partition(PROBE)[2]
+        last = _apply(tokenizer, talk[:2], False, {}).partition(PROBE)[2]
+    except TemplateRefusal:
+        return None
+    for text in (last, after):
+        found = [(text.index(token), token) for token in _control_tokens(tokenizer) if token in text]
+        if found:
+            return min(found)[1]
+    return None
+
+
+def _options(tokenizer: Any, thinking: bool | None) -> dict[str, Any]:
+    """Keyword arguments of the template: the user's own (pipeline/target/files.py sets them), and the switch."""
+    own = dict(getattr(tokenizer, "template_kwargs", None) or {})
+    if thinking is None:
+        return own
+    name = switch(tokenizer) or SWITCHES[0]
+    return {name: EFFORT[thinking] if name == "reasoning_effort" else thinking} | own
+
+
+def _apply(tokenizer: Any, messages: list[Message], answer_follows: bool, options: dict[str, Any]) -> str:
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        if all(message["content"] is not None for message in messages):
+            return str(
+                tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=answer_follows, **options
+                )
+            )
+        # The method above leaves out what is None; DeepSeek's templates ask whether the content is.
+        settings = tokenizer.special_tokens_map | {"chat_template": tokenizer.get_chat_template()} | options
+        rendered: Any = render_jinja_template([messages], add_generation_prompt=answer_follows, **settings)
+    except (TemplateError, *RAISED) as error:
+        raise TemplateRefusal(
+            f"the chat template refused the messages: {type(error).__name__}: {error}"
+        ) from error
+    return str(rendered[0][0])
+
+
+def _ways(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """``messages`` in the four forms in which templates want tool calls."""
+    for absent in ("", None):
+        for as_text in (False, True):
+            yield [_called(message, absent, as_text) for message in messages]
+
+
+def _called(message: Message, absent: str | None, as_text: bool) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        text = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+        calls.append(call | {"function": call["function"] | {"arguments": text}})
+    return message | {"tool_calls": calls, "content": message["content"] or absent}
+
+
+def _shown_calls(messages: Sequence[Message], text: str) -> int:
+    """How many tool calls stand in ``text``, less those whose arguments are written as Python writes a dict."""
+    called = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    objects = [
+        call["arguments"] for call in called if isinstance(call["arguments"], dict) and call["arguments"]
+    ]
+    return sum(call["name"] in text for call in called) - sum(repr(one) in text for one in objects)
+
+
+@functools.cache
+def _variables(template: str) -> frozenset[str]:
+    from jinja2 import Environment, TemplateSyntaxError, meta
+
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        return frozenset(meta.find_undeclared_variables(environment.parse(GENERATION.sub("", template))))
+    except TemplateSyntaxError:
+        return frozenset()
+
+
+def _control_tokens(tokenizer: Any) -> list[str]:
+    return [token for token in tokenizer.get_added_vocab() if token.strip()]

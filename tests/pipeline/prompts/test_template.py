@@ -1,0 +1,96 @@
+import pytest
+import tiny
+import tiny_templates as templates
+
+from pipeline.prompts.template import TemplateRefusal, end_of_turn, render, switch, variables
+
+USER = {"role": "user", "content": "q"}
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"q": "x"}}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+HEAD = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (templates.CALLS_OBJECT, 'look({"q": "x"})'),
+        (templates.CALLS_TEXT, 'look {"q": "x"}'),
+        (templates.CALLS_WITHOUT_CONTENT, 'look {"q": "x"}'),
+    ],
+)
+def test_arguments_come_as_the_template_wants_them(template: str, shown: str) -> None:
+    assert render(templates.tokenizer(template), [USER, CALLED], None, False) == HEAD + shown + "<|im_end|>\n"
+
+
+def test_arguments_are_never_written_as_python_writes_a_dict() -> None:
+    text = render(templates.tokenizer(templates.CALLS_PRINTED), [USER, CALLED], None, False)
+    assert text == HEAD + '{"q": "x"}<|im_end|>\n'
+
+
+def test_calls_in_the_history_are_shown_too() -> None:
+    talk = [USER, CALLED, {"role": "tool", "content": "12"}, {"role": "assistant", "content": "a"}]
+    text = render(templates.tokenizer(templates.CALLS_WITHOUT_CONTENT), talk, None, False)
+    assert (
+        text
+        == HEAD
+        + 'look {"q": "x"}<|im_end|>\n<|im_start|>tool\n12<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n'
+    )
+
+
+def test_tools_reach_the_template() -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    text = render(templates.tokenizer(templates.CALLS_OBJECT), [USER], None, True, tools)
+    assert text == "[look]" + HEAD
+
+
+@pytest.mark.parametrize(
+    ("name", "true", "false"),
+    [
+        ("enable_thinking", "True", "False"),
+        ("thinking", "True", "False"),
+        ("reasoning_effort", "high", "low"),
+    ],
+)
+def test_thinking_goes_to_the_switch_that_the_template_has(name: str, true: str, false: str) -> None:
+    made = templates.tokenizer("{{ " + name + " | default('unset') }}")
+    assert switch(made) == name
+    assert [render(made, [USER], thinking, True) for thinking in (None, True, False)] == [
+        "unset",
+        true,
+        false,
+    ]
+
+
+def test_a_template_without_a_switch_has_none() -> None:
+    assert switch(tiny.tokenizer()) is None
+    made = templates.tokenizer("{% generation %}{{ messages[0].thinking }}{% endgeneration %}{{ style }}")
+    assert switch(made) is None and "style" in variables(made)
+
+
+def test_the_users_own_settings_reach_the_template() -> None:
+    made = templates.tokenizer("{{ style | default('plain') }}")
+    made.template_kwargs = {"style": "terse"}
+    assert render(made, [USER], None, True) == "terse"
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "end"),
+    [
+        (tiny.TEMPLATE, (), "<|im_end|>"),
+        (templates.NO_GENERATION_PROMPT, (), "<|im_end|>"),
+        (templates.GLM, ("<|user|>", "<|assistant|>"), "<|user|>"),
+        (templates.GEMMA4, ("<|turn>", "<turn|>"), "<turn|>"),
+        (templates.NO_END, (), None),
+        ("{{ raise_exception('no') }}", (), None),
+    ],
+)
+def test_the_end_of_a_turn_is_the_templates(template: str, tokens: tuple[str, ...], end: str | None) -> None:
+    assert end_of_turn(templates.tokenizer(template, *tokens)) == end
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content + 3 }}", "{{ messages[7].role }}", "{{ 1 // 0 }}"]
+)
+def test_whatever_a_template_raises_is_a_refusal(template: str) -> None:
+    with pytest.raises(TemplateRefusal):
+        render(templates.tokenizer(template), [USER], None, True)
