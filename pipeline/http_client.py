@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import os
+import random
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,9 @@ from pipeline.config import AskingConfig, ConfigError
 from pipeline.console import say
 
 RETRIED = {408, 429}  # and 5xx: the server may do better later
+TOO_MANY = 429
 LONGEST_PAUSE = 60.0  # seconds
+LONGEST_BODY = 64 * 2**20  # bytes; an answer of a million tokens with its ids has a tenth of it
 SHOWN = 500  # characters of a server's message in an error
 
 
@@ -25,8 +28,16 @@ class ServerError(UserError):
     """A server that cannot be used; the message names it and says what came back."""
 
 
+class ExhaustedError(ServerError):
+    """Every attempt of one request failed; another request may still succeed."""
+
+
 class FailureError(Exception):
-    """One attempt failed in a way that another may not."""
+    """One attempt failed in a way that another may not; ``pause``: seconds that the server asks to wait for."""
+
+    def __init__(self, text: str, status: int | None = None, pause: float = 0.0) -> None:
+        super().__init__(text)
+        self.status, self.pause = status, pause
 
 
 class RefusalError(Exception):
@@ -58,25 +69,42 @@ class Caller:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return httpx.AsyncClient(timeout=self.config.timeout, limits=limits, headers=headers, verify=_tls())
 
+    async def post(self, client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON object that ``url`` answers. Raises as ``body_of``, and where the answer is too slow or too long.
+
+        ``timeout`` is for the whole of it: a server that sends a byte now and then would never end otherwise.
+        """
+        try:
+            async with (
+                asyncio.timeout(self.config.timeout),
+                client.stream("POST", url, json=body) as response,
+            ):
+                return body_of(await _bounded(response))
+        except TimeoutError:
+            raise FailureError(f"no whole answer within {self.config.timeout:g} s") from None
+
     async def retried(self, urls: Sequence[str], attempt: Callable[[str], Any]) -> Any:
         """``attempt(url)``, at the next server when it fails, at most ``retries`` more; pauses double.
 
-        Raises ``ServerError`` with the last failure, and at once for a refusal that ``attempt`` lets through.
+        Pauses are shortened at random, so that requests that failed together do not come together again. Raises
+        ``ExhaustedError`` with the last failure, and ``ServerError`` at once for a refusal that ``attempt`` lets
+        through.
         """
         failure = ""
         for number in range(self.config.retries + 1):
-            url = urls[number % len(urls)]
+            url, asked = urls[number % len(urls)], 0.0
             try:
                 return await attempt(url)
             except (FailureError, httpx.TransportError, httpx.DecodingError) as error:
-                failure = self.clean(f"{url}: {error or type(error).__name__}")
+                failure = self.clean(f"{url}: {str(error) or type(error).__name__}")
+                asked = error.pause if isinstance(error, FailureError) else 0.0
             except RefusalError as error:
                 raise ServerError(self.clean(f"{url}: {error}")) from None
             if number < self.config.retries:
                 pause = min(LONGEST_PAUSE, self.config.backoff * 2**number)
-                self.say_once(f"{failure}; asking again in {pause:g} s")
-                await asyncio.sleep(pause)
-        raise ServerError(f"{failure} (after {self.config.retries + 1} attempts)")
+                self.say_once(f"{failure}; asking again in about {max(asked, pause):g} s")
+                await asyncio.sleep(max(asked, pause * random.uniform(0.5, 1.0)))
+        raise ExhaustedError(f"{failure} (after {self.config.retries + 1} attempts)")
 
     def say_once(self, text: str) -> None:
         """Show ``text`` unless it was shown before."""
@@ -105,7 +133,7 @@ def text_of(response: httpx.Response) -> str:
     """The text of a response; raises ``FailureError`` or ``RefusalError`` for a status that is no success."""
     status = response.status_code
     if status in RETRIED or status >= 500:
-        raise FailureError(f"status {status}: {response.text[:SHOWN]}")
+        raise FailureError(f"status {status}: {response.text[:SHOWN]}", status, _retry_after(response))
     if status >= 300:
         raise RefusalError(status, response.text[:SHOWN])
     return response.text
@@ -141,6 +169,26 @@ def pick_model(body: dict[str, Any], wanted: str | None, url: str) -> tuple[str,
 def are_ids(value: Any) -> bool:
     """Whether ``value`` is a list of token ids."""
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+async def _bounded(response: httpx.Response) -> httpx.Response:
+    """``response`` with its body read; ``FailureError`` where that is longer than any answer can be."""
+    parts, size = [], 0
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > LONGEST_BODY:
+            raise FailureError(f"a body of more than {LONGEST_BODY >> 20} MiB")
+        parts.append(part)
+    headers = {name: value for name, value in response.headers.items() if name == "retry-after"}
+    return httpx.Response(response.status_code, content=b"".join(parts), headers=headers)
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds that a busy server asks to wait for, at most ``LONGEST_PAUSE``; 0 where it names none."""
+    try:
+        return min(LONGEST_PAUSE, max(0.0, float(response.headers.get("retry-after", "0"))))
+    except ValueError:  # It may be a date; the pauses of this side do as well.
+        return 0.0
 
 
 @functools.cache

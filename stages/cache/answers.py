@@ -24,7 +24,14 @@ from pipeline.prompts.template import TemplateRefusal
 from pipeline.ranks import is_main, world_size
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
-from pipeline.target.files import device_of, eos_ids, identity, load_tokenizer, locate, read_config
+from pipeline.target.files import (
+    device_of,
+    eos_ids,
+    identity,
+    load_tokenizer,
+    locate,
+    read_config,
+)
 from pipeline.target.model import Target
 from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
 from stages.cache.prompts import TrainingPrompt, TrainingPrompts, count_table, load_prompts
@@ -518,7 +525,10 @@ def _engine(job: AnswersJob) -> AnswerSource:
         return HfEngine(Target.load(target, taps=[0]), job.tokenizer, job.settings, answers.batch_size)
     from stages.cache.source_openai import OpenAIEngine
 
-    engine = OpenAIEngine(answers.openai, job.settings, job.tokenizer, target.thinking, eos_ids(job.folder))
+    rows = read_config(job.folder, target).vocab_size
+    engine = OpenAIEngine(
+        answers.openai, job.settings, job.tokenizer, target.thinking, eos_ids(job.folder), rows
+    )
     if is_main():
         say(f"answers: {engine.model} at {', '.join(engine.urls)}")
     return engine

@@ -7,6 +7,7 @@ the ids are made from it by the target's template, and the reply says so.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,9 @@ import httpx
 from pipeline.config import ConfigError, OpenAIConfig
 from pipeline.http_client import (
     SHOWN,
+    TOO_MANY,
     Caller,
+    ExhaustedError,
     FailureError,
     RefusalError,
     ServerError,
@@ -26,8 +29,14 @@ from pipeline.http_client import (
 )
 from pipeline.prompts.chat import given_answer
 from pipeline.prompts.rows import Message, Rejection
+from pipeline.prompts.template import end_of_turn
 from stages.cache.source import AnswerReply, AnswerRequest, Refusal, Settings
 
+# What OpenAI's own interface does not know. A setting that is off is sent as off, because vLLM would otherwise take the
+# model's default; a strict server that refuses the name is asked again without it.
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+           "frequency_penalty": 0.0}  # fmt: skip
+RETURN_IDS = "return_token_ids"
 PROMPT_REFUSED = {400, 413, 422}  # of one prompt (too long, a content filter); other 4xx are of the set-up
 SEEDS = 2**31
 
@@ -42,10 +51,12 @@ class OpenAIEngine:
         tokenizer: Any,
         thinking: bool | None,
         eos: Sequence[int],
+        vocab_size: int | None = None,
     ) -> None:
         check_config(config)
         self.config, self.settings, self.tokenizer = config, settings, tokenizer
-        self.thinking, self.eos = thinking, eos
+        self.thinking, self.eos, self.vocab_size = thinking, eos, vocab_size
+        self.unknown: set[str] = set()  # fields of a request that a server does not know
         self.urls = [url.rstrip("/") for url in config.base_urls]
         self.caller = Caller(config, "answers.openai")
         self.has_refused = False
@@ -54,42 +65,69 @@ class OpenAIEngine:
     def answer(
         self, requests: Sequence[AnswerRequest], seed: int, advance: Callable[[int], None]
     ) -> list[AnswerReply | Rejection]:
-        """See ``Engine.answer``. Raises ``ServerError`` when a request fails for good.
+        """See ``AnswerSource.answer``. Raises ``ServerError`` when no request of ``requests`` succeeds.
 
-        A prompt that the server refuses as such (``PROMPT_REFUSED``) is a ``Refusal`` among the replies.
+        A prompt that the server refuses as such (``PROMPT_REFUSED``), and one that keeps failing beside others that do
+        not, is a ``Refusal`` among the replies.
         """
         return asyncio.run(self._answer_all(requests, seed, advance))
 
     async def _answer_all(
         self, requests: Sequence[AnswerRequest], seed: int, advance: Callable[[int], None]
     ) -> list[AnswerReply | Rejection]:
-        gate = asyncio.Semaphore(self.config.concurrency)
+        gate = Gate(self.config.concurrency)
+        failed: list[ExhaustedError] = []
         async with self.caller.client(self.config.concurrency) as client:
 
             async def one(number: int, request: AnswerRequest) -> AnswerReply | Rejection:
                 async with gate:
-                    reply = await self._ask(client, number, request, (seed + number) % SEEDS)
+                    try:
+                        reply = await self._ask(client, gate, number, request, (seed + number) % SEEDS)
+                    except ExhaustedError as error:
+                        failed.append(error)
+                        reply = Refusal("server_failed", str(error))
                 advance(len(reply.answer_ids) if isinstance(reply, AnswerReply) else 0)
                 return reply
 
-            return await asyncio.gather(*(one(*numbered) for numbered in enumerate(requests)))
+            replies = await asyncio.gather(*(one(*numbered) for numbered in enumerate(requests)))
+        if failed and len(failed) == len(requests):
+            raise failed[0]
+        return list(replies)
 
     async def _ask(
-        self, client: httpx.AsyncClient, number: int, request: AnswerRequest, seed: int
+        self, client: httpx.AsyncClient, gate: Gate, number: int, request: AnswerRequest, seed: int
     ) -> AnswerReply | Rejection:
-        payload = self.payload(request, seed)
-
         async def attempt(url: str) -> AnswerReply | Rejection:
+            payload = self.payload(request, seed)
             try:
-                body = body_of(await client.post(f"{url}/chat/completions", json=payload))
+                body = await self.caller.post(client, f"{url}/chat/completions", payload)
+            except FailureError as error:
+                if error.status == TOO_MANY:
+                    gate.narrow()
+                raise
             except RefusalError as error:
+                if self._learns(str(error), payload):
+                    return await attempt(url)
                 if error.status not in PROMPT_REFUSED:
                     raise
                 return self._refused(f"{url}: {error}")
-            return self._reply(request, body)
+            gate.widen()
+            return self._reply(url, request, body)
 
         turn = number % len(self.urls)
-        return await self.caller.retried(self.urls[turn:] + self.urls[:turn], attempt)
+        reply: AnswerReply | Rejection = await self.caller.retried(
+            self.urls[turn:] + self.urls[:turn], attempt
+        )
+        return reply
+
+    def _learns(self, refusal: str, payload: dict[str, Any]) -> bool:
+        """Whether a server refused a field that can be left out; it is not sent again."""
+        optional = {name for name in (RETURN_IDS, *NEUTRAL) if name in payload and name in refusal}
+        optional = {name for name in optional if name == RETURN_IDS or payload[name] == NEUTRAL[name]}
+        if optional:
+            self.caller.say_once(f"a server does not know {', '.join(sorted(optional))}: asking without")
+            self.unknown |= optional
+        return bool(optional)
 
     def _refused(self, text: str) -> Refusal:
         """The refusal of one prompt; the first one is shown as it comes."""
@@ -100,19 +138,22 @@ class OpenAIEngine:
         return Refusal("refused_by_server", said)
 
     def payload(self, request: AnswerRequest, seed: int) -> dict[str, Any]:
-        """The body of a request: every setting under its own name, none that is off (pitfall 14)."""
-        sampling = self.settings.active()
+        """The body of a request: every setting under its own name, also those that are off (pitfall 14)."""
+        sampling = NEUTRAL | self.settings.active()
         limit = min(int(sampling.pop("max_new_tokens")), request.limit)
         body: dict[str, Any] = {"model": self.model, "messages": request.messages, "max_tokens": limit}
         if self.thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": self.thinking}
-        return body | sampling | {"seed": seed, "return_token_ids": True}
+        body |= sampling | {"seed": seed, RETURN_IDS: True}
+        return {name: value for name, value in body.items() if name not in self.unknown}
 
-    def _reply(self, request: AnswerRequest, body: dict[str, Any]) -> AnswerReply | Rejection:
+    def _reply(self, url: str, request: AnswerRequest, body: dict[str, Any]) -> AnswerReply | Rejection:
         """The reply in a response's ``body``; ``FailureError`` when a field is not what it should be."""
         try:
             choice = body["choices"][0]
-            said, reason = choice["message"], str(choice["finish_reason"])
+            said, reason = choice["message"], choice["finish_reason"]
+            if not isinstance(reason, str):
+                raise TypeError("a finish_reason that is text")
             message = _message(said)
             ids, prompt_ids = choice.get("token_ids"), body.get("prompt_token_ids")
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -123,24 +164,39 @@ class OpenAIEngine:
             raise FailureError(f"token_ids that are no ids: {str(ids)[:SHOWN]}")
         if not ids:
             return Rejection("empty_answer")
+        if self.vocab_size is not None and (top := max([*ids, *(prompt_ids or ())])) >= self.vocab_size:
+            raise ServerError(
+                f"{url}: an answer has token id {top}, but the target has {self.vocab_size} ids: "
+                "does it serve another model?"
+            )
         return AnswerReply(prompt_ids or request.prompt_ids, ids, reason, message)
 
     def _from_text(self, request: AnswerRequest, message: Message, reason: str) -> AnswerReply | Rejection:
-        """Ids from the text, ended by the end of turn exactly when the target ended there."""
-        made = given_answer(self.tokenizer, [*request.messages, message], self.thinking)
-        if isinstance(made, Rejection):
-            return made
-        prompt_ids, ids = made
-        ended = bool(ids) and ids[-1] in self.eos
-        if reason == "stop" and not ended:
-            ids = [*ids, self.tokenizer.eos_token_id]
-        elif reason != "stop" and ended:
-            ids = ids[:-1]
-        return (
-            AnswerReply(prompt_ids, ids, reason, message, retokenized=True)
-            if ids
-            else Rejection("empty_answer")
+        """Ids from the text, with the end of turn exactly where the target ended there.
+
+        They follow the prompt's own ids: what a template would make of the text need not be what the target generated.
+        Reasoning that the server has taken out of the text is put back by the template.
+        """
+        prompt_ids = request.prompt_ids
+        if "reasoning_content" in message:
+            made = given_answer(self.tokenizer, [*request.messages, message], self.thinking)
+            if isinstance(made, Rejection):
+                return made
+            prompt_ids, ids = made
+            ids = ids[:-1] if ids and ids[-1] in (*self.eos, self._end) else ids
+        else:
+            ids = self.tokenizer(message["content"], add_special_tokens=False)["input_ids"]
+        if not ids:
+            return Rejection("empty_answer")
+        return AnswerReply(
+            prompt_ids, [*ids, *[self._end] * (reason == "stop")], reason, message, retokenized=True
         )
+
+    @functools.cached_property
+    def _end(self) -> int:
+        """The id with which the target ends a turn."""
+        end = end_of_turn(self.tokenizer)
+        return int(self.tokenizer.eos_token_id if end is None else self.tokenizer.convert_tokens_to_ids(end))
 
     async def _identify(self) -> tuple[str, int | None]:
         """The model's name (the first of each server's list if none is configured) and its context length."""
@@ -156,6 +212,32 @@ class OpenAIEngine:
     async def _model(self, client: httpx.AsyncClient, url: str) -> tuple[str, int | None]:
         name, said = pick_model(body_of(await client.get(f"{url}/models")), self.config.model, url)
         return name, said.get("max_model_len")
+
+
+class Gate:
+    """At most ``most`` requests at a time, fewer while a server says that it gets too many."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.limit, self.running = most, float(most), 0
+        self.changed = asyncio.Condition()
+
+    async def __aenter__(self) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.running < max(1, int(self.limit)))
+            self.running += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        async with self.changed:
+            self.running -= 1
+            self.changed.notify_all()
+
+    def narrow(self) -> None:
+        """Halve the limit."""
+        self.limit = max(1.0, self.limit / 2)
+
+    def widen(self) -> None:
+        """Let one more in after as many successes as the limit has places."""
+        self.limit = min(float(self.most), self.limit + 1 / self.limit)
 
 
 def check_config(config: OpenAIConfig) -> None:
