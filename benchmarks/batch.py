@@ -23,8 +23,9 @@ from pipeline.decoding.dialogue import Speaker
 from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import load
 from pipeline.prompts.benchmarks import Prompt, load_benchmark, load_prompts
-from pipeline.target.files import load_tensors, load_tokenizer
+from pipeline.target.files import load_tokenizer
 from pipeline.target.model import Target
+from pipeline.target.tensors import load_tensors
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 NAMES = ("quickstart_math", "quickstart_code", "quickstart_chat")

@@ -20,8 +20,8 @@ from pipeline.drafts.base import Batch, Blocks, LossWeights, supervise
 from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import Start
-from pipeline.target.files import load_tensors
 from pipeline.target.model import Target
+from pipeline.target.tensors import load_tensors
 
 TOKENS = LossWeights(1.0, 0.0, 0.0)
 HEADS = LossWeights(

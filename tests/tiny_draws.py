@@ -14,8 +14,8 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.decoding.single import _Loop
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import Start, build
-from pipeline.target.files import load_tensors
 from pipeline.target.model import States, Target
+from pipeline.target.tensors import load_tensors
 
 VOCABULARY = 8
 START = [3, 5]

@@ -18,7 +18,9 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.prompts.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts
 from pipeline.store.artifacts import Artifact
-from pipeline.target.files import TargetTensors, identity, locate
+from pipeline.target.files import identity
+from pipeline.target.location import locate
+from pipeline.target.tensors import TargetTensors
 
 KIND = "evaluation"
 # Settings that change how the work is done and shown, not what is measured.

@@ -19,7 +19,7 @@ from pipeline.drafts.starts import warm_start
 
 if TYPE_CHECKING:
     from pipeline.config import DrafterConfig
-    from pipeline.target.files import TargetTensors
+    from pipeline.target.tensors import TargetTensors
 
 FAMILIES: dict[str, ModuleType] = {
     name: importlib.import_module(family.module) for name, family in algorithms.FAMILIES.items()

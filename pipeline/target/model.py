@@ -22,13 +22,13 @@ from pipeline.target.files import (
     dtype_of,
     eos_ids,
     identity,
-    locate,
     quiet_transformers,
     read_config,
     resolve_taps,
     text_config,
 )
 from pipeline.target.group import LOAD, TargetGroup, together
+from pipeline.target.location import locate
 from pipeline.target.rewind import RewindCache
 
 

@@ -24,14 +24,8 @@ from pipeline.prompts.template import TemplateRefusal
 from pipeline.ranks import is_main, world_size
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
-from pipeline.target.files import (
-    device_of,
-    eos_ids,
-    identity,
-    load_tokenizer,
-    locate,
-    read_config,
-)
+from pipeline.target.files import device_of, eos_ids, identity, load_tokenizer, read_config
+from pipeline.target.location import locate
 from pipeline.target.model import Target
 from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
 from stages.cache.prompts import TrainingPrompt, TrainingPrompts, count_table, load_prompts

@@ -37,6 +37,7 @@ from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
 from pipeline.target import files as targets
 from pipeline.target import group as target_group
+from pipeline.target import location
 from pipeline.target.group import TargetGroup
 from pipeline.target.model import States, Target
 from stages.cache.forecast import expected_seconds, free_bytes, spec_of
@@ -98,7 +99,7 @@ def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | N
 
 
 def _run(config: Config, store: Store, answers: Artifact, group: TargetGroup | None) -> Artifact | None:
-    folder = targets.locate(config.target)
+    folder = location.locate(config.target)
     model = targets.read_config(folder, config.target)
     spec = spec_of(config, model)
     settings = _settings(config, spec, folder, getattr(model, "hc_mult", 1))
@@ -258,7 +259,7 @@ def _settings(config: Config, spec: CacheSpec, folder: Path, streams: int) -> di
 
 def _with_commit(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """``settings`` with the commit of a target from the Hub: told, but no part of the fingerprint (the identity is)."""
-    commit = targets.snapshot_commit(folder)
+    commit = location.snapshot_commit(folder)
     return settings if commit is None else settings | {"target": settings["target"] | {"commit": commit}}
 
 

@@ -23,8 +23,10 @@ from data_specs.target_cache import CacheError, CacheSpec
 from pipeline.config import Config, ConfigError, TargetConfig
 from pipeline.console import say
 from pipeline.ranks import is_main
-from pipeline.target.files import TargetTensors, device_of, dtype_of, load_tensors, locate, quiet_transformers
+from pipeline.target.files import device_of, dtype_of, quiet_transformers
+from pipeline.target.location import locate
 from pipeline.target.model import States, shape_logits
+from pipeline.target.tensors import TargetTensors, load_tensors
 from stages.cache.capture import PlannedSample
 from stages.cache.vllm_process import Worker, environment_of, started
 

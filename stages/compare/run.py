@@ -20,7 +20,8 @@ from pipeline.drafts.registry import supervised
 from pipeline.ranks import is_main
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.work import begin_once, commit_once
-from pipeline.target.files import device_of, load_tensors
+from pipeline.target.files import device_of
+from pipeline.target.tensors import load_tensors
 from stages.compare.latency import measure
 from stages.compare.report import show, write_report
 from stages.compare.tables import VariantEvaluation, figure, main_table

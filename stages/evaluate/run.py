@@ -54,8 +54,9 @@ from pipeline.report.page import write_html
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.tracking import track_figures
 from pipeline.store.work import WorkShare, commit_once
-from pipeline.target.files import TargetTensors, load_tensors, load_tokenizer
+from pipeline.target.files import load_tokenizer
 from pipeline.target.model import Target
+from pipeline.target.tensors import TargetTensors, load_tensors
 from stages.evaluate import sweeping
 
 FILES = (

@@ -26,7 +26,7 @@ from data_specs.manifest import Manifest, read_json
 from pipeline.config import ConfigError
 from pipeline.prompts.sources import FORMATS
 from pipeline.store.artifacts import Artifact, Store, git_revision, package_versions
-from pipeline.target.files import HUB_ID, cache_home
+from pipeline.target.location import HUB_ID, cache_home
 from stages.export.capabilities import ExportError
 
 SEARCHED_BYTES = 1 << 24  # of every file; a machine's paths stand in headers and in text

@@ -28,7 +28,7 @@ from pipeline.drafts.base import FROZEN
 from pipeline.ranks import is_main
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
-from pipeline.target.files import locate
+from pipeline.target.location import locate
 from stages.export import hub, llama_cpp, mlx, sglang, speculators, vllm
 from stages.export.capabilities import ExportError, check, refusal
 from stages.export.lineage import (

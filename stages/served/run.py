@@ -44,7 +44,8 @@ from pipeline.report.evaluation_text import SUMMARY, flat_metrics
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.tracking import track_figures
 from pipeline.store.work import WorkShare, commit_once
-from pipeline.target.files import eos_ids, identity, load_tokenizer, locate, read_config
+from pipeline.target.files import eos_ids, identity, load_tokenizer, read_config
+from pipeline.target.location import locate
 from stages.served.engines import EngineServer, Identity, ServedReply, make_server
 from stages.served.report import ServedFacts, show, write_report
 

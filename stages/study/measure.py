@@ -22,8 +22,10 @@ from pipeline.drafts.folders.checkpoint import load
 from pipeline.prompts.benchmarks import load_prompts
 from pipeline.prompts.chat import render_prompt
 from pipeline.prompts.template import TemplateRefusal
-from pipeline.target.files import identity, load_tensors, load_tokenizer, locate
+from pipeline.target.files import identity, load_tokenizer
+from pipeline.target.location import locate
 from pipeline.target.model import Target
+from pipeline.target.tensors import load_tensors
 from stages.study.costs import StepRates, from_steps
 from stages.study.points import StudyPoint, requests
 from stages.study.pool import record

@@ -30,7 +30,7 @@ from pipeline.drafts.base import LossWeights
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.tracking import Tracker
 from pipeline.store.work import commit_once
-from pipeline.target.files import load_tensors
+from pipeline.target.tensors import load_tensors
 from stages.train import batches, checkpoints, record, trainer
 from stages.train.claim import sole_run
 from stages.train.output import check_frozen, save_draft

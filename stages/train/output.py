@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipeline.drafts.base import FROZEN, Draft
 from pipeline.drafts.folders import checkpoint
-from pipeline.target.files import TargetTensors
+from pipeline.target.tensors import TargetTensors
 
 
 def save_draft(draft: Draft, folder: Path, dtype: torch.dtype) -> None:

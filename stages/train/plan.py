@@ -24,7 +24,9 @@ from pipeline.drafts.registry import ALGORITHMS, Start, build, chosen_taps, supe
 from pipeline.drafts.starts.mask_token import choose
 from pipeline.states.store import CacheReader
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.target.files import TargetTensors, identity, load_layers, load_tensors, load_tokenizer, locate
+from pipeline.target.files import identity, load_tokenizer
+from pipeline.target.location import locate
+from pipeline.target.tensors import TargetTensors, load_layers, load_tensors
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, heldout_numbers
 from stages.train.schedule import total_steps
 

@@ -20,8 +20,9 @@ from pipeline.drafts import registry
 from pipeline.drafts.base import Batch, Blocks, Draft, LossWeights, supervise
 from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.registry import Start
-from pipeline.target.files import TargetTensors, load_tensors, locate
+from pipeline.target.location import locate
 from pipeline.target.model import Target
+from pipeline.target.tensors import TargetTensors, load_tensors
 
 Prompts = Sequence[Sequence[int]]
 # Heads of 32 and products of 64: the least that vLLM's attention and mlx-dspark's quantisation take.

@@ -20,7 +20,7 @@ from data_specs.answers import read_answers, read_counts
 from data_specs.export import TARGET_GGUF
 from pipeline.config import AnswersConfig, Config, DataConfig, OpenAIConfig, SourceConfig
 from pipeline.store.artifacts import Store
-from pipeline.target.files import locate
+from pipeline.target.location import locate
 from stages.cache.answers import run_answers
 from stages.cache.source_openai import ServerError
 from stages.export.llama_cpp import Converter

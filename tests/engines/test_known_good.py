@@ -14,8 +14,8 @@ from pipeline.config import TargetConfig
 from pipeline.decoding.sampling import Sampler
 from pipeline.decoding.single import decode
 from pipeline.drafts.folders import checkpoint
-from pipeline.target.files import load_tensors
 from pipeline.target.model import Target
+from pipeline.target.tensors import load_tensors
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600, func_only=True)]
 KNOWN_GOOD = Path(

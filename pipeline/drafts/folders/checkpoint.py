@@ -27,7 +27,7 @@ from pipeline.drafts.model import Model, target_ids
 from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, FILL_IN, MODEL_TYPES, head_tensors
 
 if TYPE_CHECKING:
-    from pipeline.target.files import TargetTensors
+    from pipeline.target.tensors import TargetTensors
 
 
 class CheckpointError(UserError):

@@ -24,7 +24,7 @@ from pipeline.drafts.heads import ConfidenceHead
 from pipeline.drafts.registry import build
 from pipeline.prompts.rows import prompt_key, split_of
 from pipeline.store.artifacts import Store
-from pipeline.target.files import load_tensors
+from pipeline.target.tensors import load_tensors
 from stages.evaluate import run
 from stages.evaluate.run import run_evaluate
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.config import ConfigError
-from pipeline.target.files import load_layers, load_tensors
 from pipeline.target.model import Target
+from pipeline.target.tensors import load_layers, load_tensors
 
 LENGTH = 40  # five windows
 TAPS = [-1, 0, 1, 2]

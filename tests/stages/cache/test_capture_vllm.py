@@ -24,8 +24,8 @@ from data_specs.target_cache import CacheError
 from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, VllmConfig
 from pipeline.states.store import CacheReader
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.target.files import load_tensors
 from pipeline.target.model import States, Target
+from pipeline.target.tensors import load_tensors
 from stages.cache.capture import PlannedSample, capture, run_capture
 from stages.cache.capture_vllm import VllmTarget, final_norm, llm_arguments, numbering, vllm_target
 from stages.cache.forecast import spec_of

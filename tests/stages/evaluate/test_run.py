@@ -21,7 +21,8 @@ from pipeline.drafts.registry import Start, build
 from pipeline.prompts.chat import render_prompt
 from pipeline.report.evaluation_text import MARKDOWN, SUMMARY
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.target.files import load_tensors, load_tokenizer
+from pipeline.target.files import load_tokenizer
+from pipeline.target.tensors import load_tensors
 from stages.evaluate import run
 from stages.evaluate.run import run_evaluate
 

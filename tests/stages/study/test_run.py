@@ -18,7 +18,8 @@ from pipeline.drafts.folders.checkpoint import save
 from pipeline.drafts.registry import build
 from pipeline.prompts.benchmarks import load_benchmark, load_prompts
 from pipeline.store.artifacts import Store
-from pipeline.target.files import identity, load_tensors
+from pipeline.target.files import identity
+from pipeline.target.tensors import load_tensors
 from stages.study import report, run
 from stages.study.run import run_study
 

@@ -86,8 +86,8 @@ def test_norms_of_gemma_3_are_stored_as_a_difference_from_one(family: str | None
 def test_the_targets_states_pass_the_warm_started_context(target_folder) -> None:
     """With the tap below the copied layer, its keys of the context are the target's own from the first step."""
     from pipeline.config import TargetConfig
-    from pipeline.target.files import load_layers, load_tensors
     from pipeline.target.model import Target
+    from pipeline.target.tensors import load_layers, load_tensors
 
     config = TargetConfig(name="tiny", path=str(target_folder), dtype="float32", device="cpu")
     layers = load_layers(config, [3])

