@@ -1,0 +1,174 @@
+"""Prints the shell command that serves a target with an exported draft; ``launch/serve_draft.sh`` runs what it prints.
+
+It runs in the engine's environment, which may lack draftline's dependencies, so it uses the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from data_specs.errors import UserError
+
+ENGINES = ("vllm", "sglang", "llama_cpp", "mlx")
+KINDS = {
+    "Eagle3": "eagle3",
+    "DFlashDraftModel": "dflash",
+    "DSpark": "dspark",
+}  # part of the architecture's name
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+class ServeError(UserError):
+    """The export cannot be served by this engine, or the target is unknown."""
+
+
+class Served:
+    """An export in ``folder`` and the engine that serves it.
+
+    Raises ``ServeError`` when the engine is unknown or the folder holds no export.
+    """
+
+    def __init__(self, engine: str, folder: str) -> None:
+        if engine not in ENGINES:
+            raise ServeError(f"{engine}: expected vllm, sglang, llama_cpp or mlx")
+        self.engine, self.folder = engine, folder
+        self.config, self.manifest, self.origin = (
+            self._read(f"{name}.json") for name in ("config", "manifest", "provenance")
+        )
+        self.draft: str = ((self.origin or {}).get("draft") or {}).get("reference") or ""
+        if self.config is None:
+            raise ServeError(f"{folder}: expected the folder of an export, but it holds no config.json")
+
+    def _read(self, name: str) -> Any:
+        path = Path(self.folder, name)
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ServeError(f"{path}: expected JSON, got: {error}") from None
+
+    def remedy(self, draft: str) -> str:
+        """The command that exports ``draft`` for this engine; DRAFT stands for a draft that has no reference."""
+        converter = " export.converter=convert_hf_to_gguf.py" if self.engine == "llama_cpp" else ""
+        name = draft if ":" in draft else "DRAFT"
+        return f"python -m pipeline stage=export export={self.engine} draft={name}{converter}"
+
+    def check_format(self) -> None:
+        """Raise ``ServeError`` when the manifest says that this is no export, or an export for another engine.
+
+        A folder without a manifest, such as a downloaded one, is taken as it is.
+        """
+        manifest = self.manifest
+        if manifest is None:
+            return
+        if manifest["kind"] != "export":
+            draft = f"{manifest['name']}:{manifest['version']}" if manifest["kind"] == "draft" else self.draft
+            raise ServeError(
+                f"{self.folder}: expected an export, but it is an artifact of kind {manifest['kind']}. "
+                f"To export it: {self.remedy(draft)}"
+            )
+        form = manifest["config"]["format"]
+        if form not in (self.engine, "hub") and (self.engine, form) != ("vllm", "speculators"):
+            raise ServeError(
+                f"{self.folder}: expected an export for {self.engine}, but it is one for {form}. "
+                f"To make it: {self.remedy(self.draft)}"
+            )
+
+    def algorithm(self) -> tuple[str, int]:
+        """The engine's name of the drafter and the drafts per round, by the fields that layouts.py writes."""
+        config = self.config
+        kind = config.get("speculators_model_type")
+        if kind is None:
+            name = (config.get("architectures") or ["nothing"])[0]
+            kind = next((kind for part, kind in KINDS.items() if part in name), None)
+            if kind is None:
+                raise ServeError(
+                    f"{self.folder}/config.json: field architectures: expected DSpark, DFlash or Eagle3, got {name}; "
+                    "no engine serves such a draft"
+                )
+        methods = config.get("speculators_config", {}).get("proposal_methods")
+        if methods:
+            return kind, methods[0]["speculative_tokens"]
+        first = kind == "eagle3" or config.get("sample_from_anchor", kind == "dspark")
+        return kind, config["block_size"] - (0 if first else 1)
+
+    def target(self, given: str) -> tuple[str, str | None]:
+        """The target and its revision: ``given`` by the user, else what the export says."""
+        if self.engine == "llama_cpp":
+            target = given or f"{self.folder}/target.gguf"
+            for path in (f"{self.folder}/draft.gguf", target):
+                if not os.path.isfile(path):
+                    raise ServeError(
+                        f"{path}: no such file. To make the GGUF files: {self.remedy(self.draft)}"
+                    )
+            return target, None
+        said = (self.origin or {}).get("target") or {}
+        if given or said.get("hub_id"):
+            return (given, None) if given else (said["hub_id"], said.get("revision"))
+        path = f"{self.folder}/provenance.json"
+        missing = (
+            f"{path}: no such file"
+            if self.origin is None
+            else f"{path}: field target.hub_id: expected a Hub id"
+        )
+        raise ServeError(
+            f"{missing}. Name the target (a folder or a Hub id): "
+            f"launch/serve_draft.sh {self.engine} {self.folder} TARGET"
+        )
+
+
+def command(served: Served, given: str, options: list[str]) -> list[str]:
+    """The words of the command that serves the target ``given`` (or the export's own) with the draft.
+
+    ``options`` come last, so that they override the ones that are set here. Raises ``ServeError``.
+    """
+    served.check_format()
+    kind, drafts = served.algorithm()
+    target, revision = served.target(given)
+    folder, python = served.folder, os.environ.get("PYTHON") or "python"
+    place = [*(["--revision", revision] if revision else []), "--host", "127.0.0.1"]
+    if served.engine == "vllm":
+        # DSpark needs vLLM's second model runner.
+        runner = ["env", f"{RUNNER}=1"] if kind == "dspark" and not os.environ.get(RUNNER) else []
+        draft = json.dumps({"method": kind, "model": folder, "num_speculative_tokens": drafts})
+        start = [*runner, python, "-m", "vllm.entrypoints.openai.api_server", "--model", target, *place]
+        return [*start, "--speculative-config", draft, *options]
+    if served.engine == "sglang":
+        chain = ["--speculative-num-steps", str(drafts), "--speculative-eagle-topk", "1"] * (kind == "eagle3")
+        start = [python, "-m", "sglang.launch_server", "--model-path", target, *place]
+        draft_model = ["--speculative-algorithm", kind.upper(), "--speculative-draft-model-path", folder]
+        return [*start, *draft_model, *chain, "--speculative-num-draft-tokens", str(drafts + 1), *options]
+    if served.engine == "llama_cpp":
+        start = [
+            os.environ.get("LLAMA_SERVER") or "llama-server",
+            "-m",
+            target,
+            "-md",
+            f"{folder}/draft.gguf",
+        ]
+        spec = ["--metrics", "--spec-type", f"draft-{kind}", "--spec-draft-n-max", str(drafts)]
+        return [*start, *place, *spec, *options]
+    start = [os.environ.get("MLX_DSPARK") or "mlx-dspark", "serve", "--mode", kind, "--model", target]
+    # Without --drafter-bits 0 the server would quantise the draft to 4 bits. It takes no revision.
+    return [*start, "--drafter", folder, "--drafter-bits", "0", "--host", "127.0.0.1", *options]
+
+
+def main(engine: str, folder: str, *rest: str) -> None:
+    """Print the command for ``ENGINE EXPORT [TARGET] [OPTION ...]``; a dash stands for the export's own target."""
+    named = bool(rest) and (rest[0] == "-" or not rest[0].startswith("-"))
+    given, options = (rest[0].removeprefix("-"), rest[1:]) if named else ("", rest)
+    try:
+        print(shlex.join(command(Served(engine, folder.removesuffix("/")), given, list(options))))
+    except ServeError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
