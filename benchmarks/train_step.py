@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measure import measure  # noqa: E402
 
 from pipeline import console  # noqa: E402
-from pipeline.config import FIXED, DrafterConfig  # noqa: E402
+from pipeline.config import DrafterConfig  # noqa: E402
 from pipeline.drafts import registry  # noqa: E402
+from pipeline.drafts.algorithms import ALGORITHMS  # noqa: E402
 from pipeline.drafts.base import Batch, Blocks, LossWeights, supervise  # noqa: E402
 
 HIDDEN, ROWS, SEQUENCES, TOKENS, ANCHORS, TAPS = 576, 49_152, 4, 256, 32, 5
@@ -54,7 +55,7 @@ def draft(attention: str, name: str = "dspark"):  # noqa: ANN201
         embedding=embedding, head=embedding, final_norm=torch.ones(HIDDEN), config=config
     )
     algorithm, changes, _ = DRAFTERS[name]
-    drafter = DrafterConfig(name=name, algorithm=algorithm, **FIXED[algorithm] | changes)
+    drafter = DrafterConfig(name=name, algorithm=algorithm, **ALGORITHMS[algorithm].fixed | changes)
     size = drafter.vocab_size
     ids = None if size is None else torch.arange(0, ROWS, ROWS // size)[:size]
     made = registry.build(drafter, tensors, [1, 8, 14, 20, 27], 16, registry.Start(ids=ids)).train()

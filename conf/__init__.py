@@ -1,1 +1,1 @@
-"""Hydra's config groups; the schema is pipeline/config.py."""
+"""Hydra's config groups; the schema is pipeline/config/."""

@@ -51,13 +51,10 @@ class RefusalError(Exception):
 class Caller:
     """Asks servers as ``config`` says; ``section`` names it in errors (``answers.openai``).
 
-    Raises ``ConfigError`` for a number out of its range, and where the key's environment variable is not set.
+    Raises ``ConfigError`` where the key's environment variable is not set.
     """
 
     def __init__(self, config: AskingConfig, section: str) -> None:
-        for name, least in (("retries", 0), ("backoff", 0), ("timeout", 0)):
-            if getattr(config, name) < least:
-                raise ConfigError(f"{section}.{name}={getattr(config, name)}: expected at least {least}")
         self.config = config
         self.key = _key(config, section)
         self.said: set[str] = set()

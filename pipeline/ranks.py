@@ -51,12 +51,8 @@ def visible_gpus() -> int:
 
 
 def wanted(ranks: int | None) -> int:
-    """Processes to run in: ``ranks``, or the visible GPUs, else 1. Raises ``UserError`` below 1."""
-    if ranks is None:
-        return max(1, visible_gpus())
-    if ranks < 1:
-        raise UserError(f"ranks={ranks}: expected at least 1, or nothing for the visible GPUs")
-    return ranks
+    """Processes to run in: ``ranks`` where it is given; else one for each visible GPU, and at least 1."""
+    return max(1, visible_gpus()) if ranks is None else ranks
 
 
 def adopt_environment() -> None:

@@ -23,7 +23,7 @@ def config_of(folder: Path, target: Path) -> schema.Config:
     return schema.Config(
         target=schema.TargetConfig(name="tiny", path=str(target), dtype="float32", device="cpu", num_taps=2),
         data=schema.DataConfig(name="two", sources=[schema.SourceConfig(path=str(prompts))], heldout=0.0),
-        answers=schema.AnswersConfig(engine="hf", max_new_tokens=20, temperature=0.0, batch_size=1),
+        answers=schema.AnswersConfig(source="hf", max_new_tokens=20, temperature=0.0, batch_size=1),
         capture=schema.CaptureConfig(max_length=256, chunk_tokens=16, shard_tokens=64),
         drafter=schema.DrafterConfig(name="dspark", algorithm="dspark", block_size=3, depth=1, markov_rank=4),
         train=schema.TrainConfig(

@@ -69,9 +69,10 @@ def save_target(folder: Path, seed: int = 0, scale: float = 6.0, **changes: obje
 
 def drafter(algorithm: str = "dspark", **changes: object):
     """Its config: block of 7; dspark and dflash have depth 2, dspark rank 8. ``changes``: fields of DrafterConfig."""
-    from pipeline.config import FIXED, DrafterConfig
+    from pipeline.config import DrafterConfig
+    from pipeline.drafts.algorithms import ALGORITHMS
 
-    values: dict[str, object] = {"depth": 2, "markov_rank": 8} | FIXED.get(algorithm, {}) | changes
+    values: dict[str, object] = {"depth": 2, "markov_rank": 8} | ALGORITHMS[algorithm].fixed | changes
     return DrafterConfig(name=algorithm, algorithm=algorithm, **values)  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pipeline import config as schema
+from pipeline.drafts.algorithms import ALGORITHMS
 from pipeline.ranks import free_port
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.files import identity
@@ -76,7 +77,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 
 def drafter_config(algorithm: str) -> schema.DrafterConfig:
     """One of ``DRAFTERS``, named as its algorithm."""
-    values = {"block_size": 3, "depth": 1} | schema.FIXED[algorithm] | DRAFTERS[algorithm]
+    values = {"block_size": 3, "depth": 1} | ALGORITHMS[algorithm].fixed | DRAFTERS[algorithm]
     return schema.DrafterConfig(name=algorithm, algorithm=algorithm, **values)
 
 
@@ -90,7 +91,7 @@ def train_config(folder: Path, artifacts: Path, algorithm: str = "dspark", **cha
         stage=schema.StageConfig("train", ["train"]),
         target=target_config(folder),
         data=schema.DataConfig(name="chat"),
-        answers=schema.AnswersConfig(engine="given"),
+        answers=schema.AnswersConfig(source="given"),
         drafter=drafter_config(algorithm),
         train=schema.TrainConfig(**(train | changes)),
         deepspeed=schema.DeepSpeedConfig(stage=0),

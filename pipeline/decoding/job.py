@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_specs.calibration import draft_contents
-from data_specs.evaluation import (
-    SCHEMA_VERSION,
-)
+from data_specs.evaluation import SCHEMA_VERSION
 from data_specs.manifest import MANIFEST, file_record, fingerprint, folder_records
 from pipeline.config import Config, ConfigError, section
 from pipeline.decoding import calibrate
@@ -26,8 +24,8 @@ KIND = "evaluation"
 # Settings that change how the work is done and shown, not what is measured.
 INCIDENTAL = ("chunk_prompts", "bootstrap")
 PROFILED = ("profile_tokens", "profile_contexts", "profile_repeats")
-# Settings that stand in the fingerprint in another form: by contents, as part of the calibration's own, or not at all.
-ELSEWHERE = ("files", "calibrate", "calibration_prompts", *PROFILED)
+# Settings that the fingerprint holds in another form (contents, the calibration's own fingerprint) or not at all.
+ELSEWHERE = ("files", "calibrate", "calibration_prompts", "profile", *PROFILED)
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
     """Check the settings and identify the evaluation by draft, target, benchmarks and settings."""
     settings = section(config.evaluate)
     sampler = Sampler(**{name: settings[name] for name in ("temperature", "top_p", "top_k", "min_p")})
-    check_settings(config)
     benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
     folder, name, made_of = identify(draft)
     check_thinking(config, draft)
@@ -58,7 +55,7 @@ def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
         config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
         [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
         calibration and calibration.made_with,
-        [settings[name] for name in PROFILED] if config.profile else None,
+        [settings[name] for name in PROFILED] if config.evaluate.profile else None,
     ]  # fmt: skip
     return EvaluationJob(
         folder, name, {"draft": made_of}, benchmarks, sampler, calibration, fingerprint(*parts)
@@ -92,22 +89,6 @@ def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
     own = folder.parent.name if (folder / MANIFEST).is_file() else folder.name
     name = re.sub(r"[^A-Za-z0-9._-]", "-", own).lstrip("._-") or "draft"
     return draft, name, draft_contents(draft)
-
-
-def check_settings(config: Config) -> None:
-    """Raise ``ConfigError`` naming the key of ``evaluate`` that cannot be."""
-    settings = config.evaluate
-    if not settings.benchmarks:
-        raise ConfigError("evaluate.benchmarks: expected at least one, got none")
-    if len(set(settings.benchmarks)) != len(settings.benchmarks):
-        raise ConfigError(f"evaluate.benchmarks={settings.benchmarks}: expected each one once")
-    for name, least in (("max_new_tokens", 1), ("chunk_prompts", 1), ("bootstrap", 0)):
-        if getattr(settings, name) < least:
-            raise ConfigError(f"evaluate.{name}={getattr(settings, name)}: expected at least {least}")
-    if settings.prompts is not None and settings.prompts < 1:
-        raise ConfigError(f"evaluate.prompts={settings.prompts}: expected at least 1")
-    if not 0 <= settings.threshold <= 1:
-        raise ConfigError(f"evaluate.threshold={settings.threshold}: expected a number from 0 to 1")
 
 
 def check_thinking(config: Config, draft: Artifact | Path) -> None:

@@ -15,32 +15,23 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from data_specs.errors import UserError
-
-
-class SamplerError(UserError):
-    """A sampling parameter out of its range; the message names the field."""
+from pipeline.config.rules import MinP, Temperature, TopK, TopP, check_fields
 
 
 @dataclass(frozen=True)
 class Sampler:
     """How a token is drawn from logits. Temperature 0: the mode. None: that truncation is off.
 
-    Raises ``SamplerError`` naming the field for a temperature below 0, ``top_p`` outside (0, 1], ``top_k``
-    below 1 or ``min_p`` outside [0, 1].
+    The ranges are those of the config (pipeline/config/rules.py); raises ``ConfigError`` that names the field.
     """
 
-    temperature: float = 0.0
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    temperature: Temperature = 0.0
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, "a finite number >= 0", math.isfinite(self.temperature))
-        _check("temperature", self.temperature, "a finite number >= 0", self.temperature >= 0)
-        _check("top_p", self.top_p, "a number in (0, 1]", self.top_p is None or 0 < self.top_p <= 1)
-        _check("top_k", self.top_k, "an integer >= 1", self.top_k is None or self.top_k >= 1)
-        _check("min_p", self.min_p, "a number in [0, 1]", self.min_p is None or 0 <= self.min_p <= 1)
+        check_fields(self)
 
     @property
     def greedy(self) -> bool:
@@ -176,8 +167,3 @@ def _keep_top_p(scores: Tensor, p: float) -> Tensor:
     mass = ordered.softmax(-1)
     beyond = mass.cumsum(-1) - mass >= p  # mass before this token already reaches p; never the first
     return scores.masked_fill(torch.empty_like(beyond).scatter_(-1, order, beyond), -math.inf)
-
-
-def _check(field: str, value: float | None, expected: str, holds: bool) -> None:
-    if not holds:
-        raise SamplerError(f"sampler field {field}: expected {expected}, got {value!r}")

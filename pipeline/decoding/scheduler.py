@@ -180,7 +180,7 @@ def policy(
     if name in BY_CONFIDENCE and not confident:
         raise ScheduleError(f"policy {name}: the draft has no confidence head (none and fixed need none)")
     if name in ("algorithm_1", "asynchronous") and rate is None:
-        raise ScheduleError(f"policy {name}: needs an SPS table (stage=evaluate profile=true)")
+        raise ScheduleError(f"policy {name}: needs an SPS table (stage=evaluate evaluate.profile=true)")
     if name == "none":
         return partial(fixed, length=0)
     if name == "fixed":

@@ -93,7 +93,7 @@ def table(profile: dict[str, Any], name: str, model: str) -> dict[str, Any]:
     draft = [{"requests": p["requests"], "seconds": p["seconds"]} for p in first["draft"]]
     return {
         "name": name, "machine": profile["machine"]["device"], "model": model, "source": "measured",
-        "note": f"stage=evaluate profile=true: medians of {profile['repeats']} repeats, monotone fit",
+        "note": f"stage=evaluate evaluate.profile=true: medians of {profile['repeats']} repeats, monotone fit",
         "context": 0, "position_seconds": position, "points": rates, "draft": draft,
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The section on SPS(B): steps a second of the target by the tokens of a verification pass (profile=true)."""
+"""The section on SPS(B): steps a second of the target by the tokens of a verification pass (evaluate.profile=true)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def steps(evaluation: Evaluation) -> Section:
     """The measured curve, a line a context, and milliseconds by tokens."""
     found = evaluation.summary.get("profile")
     if not found:
-        text = "Not measured. stage=evaluate profile=true measures what a verification pass of B tokens costs here."
+        text = "Not measured. evaluate.profile=true measures what a verification pass of B tokens costs here."
         return Section("profile", TITLE, [Note(text, absent=True)])
     machine = found["machine"]
     note = Note(

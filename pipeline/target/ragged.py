@@ -105,7 +105,8 @@ class RaggedTarget:
         model = type(target.model).__name__
         if not supports(target):
             raise ConfigError(
-                f"{model} cannot run several prompts at once: use evaluate.batch=1, without profile=true or stage=study"
+                f"{model} cannot run several prompts at once: expected evaluate.batch=1, evaluate.profile=false and "
+                "another stage than study"
             )
         self.target, self.capacity = target, capacity
         self.cache = SlotCache(slots, capacity)

@@ -39,7 +39,6 @@ from stages.cache.source import (
     left_out,
 )
 
-ENGINES = ("hf", "openai", "given")
 CUT_WARNING = 0.1  # share of answers cut at max_new_tokens above which the user is warned (pitfall 12)
 PLAN_SAMPLE = 500  # prompts whose tokens are counted for a plan
 SERVER_SAID = "the server refused a prompt: "
@@ -105,8 +104,7 @@ def _already(found: Artifact) -> Artifact:
 
 def prepare(config: Config) -> AnswersJob:
     """Check the config, read the prompts and identify the target; raises ``ConfigError`` naming the key."""
-    _check(config)
-    given = config.answers.engine == "given"
+    given = config.answers.source == "given"
     folder = locate(config.target)
     tokenizer = load_tokenizer(folder, config.target)
     if not tokenizer.chat_template:
@@ -470,7 +468,7 @@ def _tokens_of(job: AnswersJob, messages: list[Message]) -> int:
 def _tokens_a_second(job: AnswersJob) -> float:
     """A guess from the weights' bytes, or from the number of streams of the servers."""
     answers = job.config.answers
-    if answers.engine == "openai":
+    if answers.source == "openai":
         return STREAM_TOKENS_A_SECOND * answers.openai.concurrency
     weights = sum(path.stat().st_size for path in job.folder.glob("*.safetensors"))
     device, rows = device_of(job.config.target).type, min(answers.batch_size, answers.chunk_prompts)
@@ -512,7 +510,7 @@ def _engine(job: AnswersJob) -> AnswerSource:
     """Load the target, or reach the servers."""
     assert job.settings is not None, "given answers need no engine"
     answers, target = job.config.answers, job.config.target
-    if answers.engine == "hf":
+    if answers.source == "hf":
         from stages.cache.source_hf import HfEngine
 
         # One tap costs nothing; the states of the configured ones would be copied at every step.
@@ -533,7 +531,7 @@ def _settings(config: Config, folder: Path) -> Settings:
     path = folder / "generation_config.json"
     generation = json.loads(path.read_text()) if path.is_file() else {}
     settings = effective_settings(config.answers, generation)
-    if config.answers.engine == "hf":
+    if config.answers.source == "hf":
         from stages.cache.source_hf import check_settings
 
         check_settings(settings)
@@ -550,7 +548,7 @@ def _sampling(job: AnswersJob) -> dict[str, Any]:
     """What rows and manifest record of how the answers were made."""
     if job.settings is None:
         return {"engine": "given"}
-    return {"engine": job.config.answers.engine, "seed": job.config.seed, **job.settings.active()}
+    return {"engine": job.config.answers.source, "seed": job.config.seed, **job.settings.active()}
 
 
 def _fingerprint(config: Config, folder: Path, prompts: TrainingPrompts, settings: Settings | None) -> str:
@@ -560,15 +558,15 @@ def _fingerprint(config: Config, folder: Path, prompts: TrainingPrompts, setting
     """
     answers = config.answers
     parts: dict[str, Any] = {
-        "engine": answers.engine,
+        "engine": answers.source,
         "chunk_prompts": answers.chunk_prompts,
         "thinking": config.target.thinking,
     }
     if settings is not None:
         parts |= {"settings": settings.active(), "seed": config.seed}
-        if answers.engine == "hf" and settings.temperature > 0:
+        if answers.source == "hf" and settings.temperature > 0:
             parts |= {"batch_size": answers.batch_size}
-        parts |= {"dtype": config.target.dtype} if answers.engine == "hf" else {"model": answers.openai.model}
+        parts |= {"dtype": config.target.dtype} if answers.source == "hf" else {"model": answers.openai.model}
     return fingerprint("answers", SCHEMA_VERSION, parts, identity(folder), prompts.fingerprint())
 
 
@@ -589,12 +587,3 @@ def _path(folder: Path, unit: str) -> Path:
 
 def _value_counts(column: Any) -> dict[str, int]:
     return dict(sorted((item["values"], item["counts"]) for item in column.value_counts().to_pylist()))
-
-
-def _check(config: Config) -> None:
-    answers = config.answers
-    if answers.engine not in ENGINES:
-        raise ConfigError(f"answers.engine={answers.engine}: expected one of {', '.join(ENGINES)}")
-    for name in ("max_new_tokens", "batch_size", "chunk_prompts"):
-        if getattr(answers, name) < 1:
-            raise ConfigError(f"answers.{name}={getattr(answers, name)}: expected at least 1")

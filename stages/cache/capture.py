@@ -88,7 +88,7 @@ def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | N
     that is the engine. Raises ``ConfigError`` where config and answers contradict, ``ManifestError`` naming a damaged
     file of the answers, ``CacheError`` naming a sample that cannot be cached or a cache that does not fit the disk.
     """
-    alone = ranks.world_size() == 1 and config.capture.engine == "vllm"
+    alone = ranks.world_size() == 1 and config.capture.source == "vllm"
     if config.target.tensor_parallel == 1 or config.plan or alone:
         return _run(config, store, answers, None)
     with target_group.join(config.target, targets.device_of(config.target)) as group:
@@ -233,8 +233,8 @@ def _settings(config: Config, spec: CacheSpec, folder: Path, streams: int) -> di
     stored = {name: getattr(config.capture, name) for name in STORED}
     if spec.logits == "topk":
         stored["top_k"] = spec.top_k
-    if config.capture.engine != "hf":  # other kernels, other roundings
-        stored["engine"] = config.capture.engine
+    if config.capture.source != "hf":  # other kernels, other roundings
+        stored["engine"] = config.capture.source
     merged = {"streams": f"mean of {streams}"} if streams > 1 else {}  # what a slot of such a target is
     return {
         "target": {
@@ -312,8 +312,8 @@ def _capture_all(
 def _source(
     config: Config, plan: CapturePlan, spec: CacheSpec, group: TargetGroup | None, folder: Path
 ) -> Iterator[StateSource]:
-    """The target that ``capture.engine`` names."""
-    if config.capture.engine == "vllm":
+    """The target that ``capture.source`` names."""
+    if config.capture.source == "vllm":
         from stages.cache.capture_vllm import vllm_target
 
         longest = max(len(sample.input_ids) for sample in plan.samples)
@@ -327,7 +327,7 @@ def _source(
 
 def _engine(config: Config) -> dict[str, str]:
     """What the counts record of an engine other than this process; refuses one that is not there."""
-    if config.capture.engine == "hf":
+    if config.capture.source == "hf":
         return {}
     from stages.cache.vllm_process import vllm_version
 

@@ -132,8 +132,8 @@ def vllm_target(config: Config, spec: CacheSpec, beside: Path, longest: int) -> 
     streams = getattr(tensors.config, "hc_mult", 1)
     if streams > 1:
         raise ConfigError(
-            f"capture.engine=vllm: {tensors.folder} passes on {streams} streams, of which the cache holds the mean; "
-            "vLLM does not give it (capture.engine=hf does)"
+            f"capture.source=vllm: {tensors.folder} passes on {streams} streams, of which the cache holds the mean; "
+            "vLLM does not give it (capture.source=hf does)"
         )
     arguments = llm_arguments(config, numbering(spec.taps, tensors.config.num_hidden_layers)[0], longest)
     if is_main():

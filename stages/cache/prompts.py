@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_specs.manifest import canonical
-from pipeline.config import ConfigError, DataConfig
+from pipeline.config import DataConfig
 from pipeline.prompts.rows import Message, Rejection, messages_of, prompt_key, split_of
 from pipeline.prompts.sources import load_rows
 
@@ -61,7 +61,6 @@ def load_prompts(data: DataConfig, given: bool = False) -> TrainingPrompts:
     target that answers anew has not made the calls that they belong to. Raises ``ConfigError`` for shares
     that do not fit and ``RowsError`` for a source that cannot be read.
     """
-    _check(data)
     accepted: dict[str, TrainingPrompt] = {}
     rejected: Counter[str] = Counter()
     details: dict[str, str] = {}
@@ -129,14 +128,3 @@ def _subset(rows: Sequence[TrainingPrompt], limit: int | None) -> list[TrainingP
     chosen = sorted(rows, key=lambda prompt: hashlib.sha256(b"subset" + prompt.key.encode()).digest())[:limit]
     keys = {prompt.key for prompt in chosen}
     return [prompt for prompt in rows if prompt.key in keys]
-
-
-def _check(data: DataConfig) -> None:
-    if not data.sources:
-        raise ConfigError("data.sources: expected at least one source of prompts, got none")
-    if data.heldout < 0 or data.benchmark < 0 or data.heldout + data.benchmark > 1:
-        raise ConfigError(
-            f"data.heldout={data.heldout}, data.benchmark={data.benchmark}: expected shares of 1 at most"
-        )
-    if data.max_prompts is not None and data.max_prompts < 1:
-        raise ConfigError(f"data.max_prompts={data.max_prompts}: expected at least 1")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from pipeline.config import AnswersConfig, ConfigError
-from pipeline.decoding.sampling import Sampler, SamplerError
+from pipeline.config.rules import MinP, Positive, Temperature, TopK, TopP, check_fields
 from pipeline.prompts.rows import Message, Rejection
 
 SHAPING = ("temperature", "top_p", "top_k", "min_p")  # without effect where the target decodes greedily
@@ -25,11 +25,11 @@ class Settings:
     """The settings an engine applies. Temperature 0: greedy. None: that setting is off."""
 
     max_new_tokens: int
-    temperature: float
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    temperature: Temperature
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: Positive | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
@@ -99,8 +99,9 @@ def effective_settings(answers: AnswersConfig, generation: dict[str, Any]) -> Se
                 )
             merged[name] = None
     merged |= {name: None for name, off in OFF.items() if merged[name] in off}
-    _check_ranges(merged)
-    return Settings(answers.max_new_tokens, **merged)
+    settings = Settings(answers.max_new_tokens, **merged)
+    check_fields(settings, "answers.")
+    return settings
 
 
 def left_out(generation: dict[str, Any]) -> list[str]:
@@ -111,13 +112,3 @@ def left_out(generation: dict[str, Any]) -> list[str]:
 
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
-
-
-def _check_ranges(values: dict[str, Any]) -> None:
-    try:
-        Sampler(**{name: values[name] for name in SHAPING})
-    except SamplerError as error:
-        raise ConfigError(f"answers: {error}") from None
-    penalty = values["repetition_penalty"]
-    if penalty is not None and penalty <= 0:
-        raise ConfigError(f"answers.repetition_penalty={penalty}: expected a number above 0")

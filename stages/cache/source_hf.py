@@ -54,7 +54,7 @@ def check_settings(settings: Settings) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(settings, name) is not None:
             raise ConfigError(
-                f"answers.{name}: transformers has no such penalty; use answers.engine=openai or leave it out"
+                f"answers.{name}: transformers has no such penalty; use answers.source=openai or leave it out"
             )
 
 

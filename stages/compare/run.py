@@ -48,6 +48,14 @@ def run_compare(config: Config, store: Store, layout: Comparison, made: Made) ->
     return artifact
 
 
+def say_length(name: str, evaluation: Artifact) -> None:
+    """Print one line about the variant ``name``, whose ``evaluation`` is done."""
+    counts = evaluation.manifest.counts
+    length = counts.get("accepted_length")
+    if length is not None and is_main():
+        console.say(f"{name}: accepted length {length:.2f} on {counts['prompts']} prompts")
+
+
 def _commit(config: Config, store: Store, layout: Comparison, made: Made, inputs: str) -> Artifact:
     """Make the comparison of the fingerprint ``inputs`` and commit it, by one of the ranks."""
     parents = {name: parts["evaluation"].manifest.fingerprint for name, parts in made.items()}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import hydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -73,6 +74,13 @@ def lay_out(config: Config, compose: Compose) -> Comparison:
         for title, figure in compare.figures.items()
     }
     return Comparison(variants, table, figures)
+
+
+@functools.cache
+def composed_variants(task: tuple[str, ...]) -> Comparison:
+    """``lay_out`` of the run whose Hydra overrides are ``task``. To be called while Hydra runs it."""
+    base = resolve(hydra.compose("config", list(task)))
+    return lay_out(base, lambda more: hydra.compose("config", [*task, *more]))
 
 
 def _add(variants: dict[str, Variant], variant: Variant) -> str:

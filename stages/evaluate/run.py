@@ -205,7 +205,7 @@ def _sections(config: Config, work: Work, job: EvaluationJob, speaker: Speaker) 
         sections["calibration"] = calibrate.summary(made, rounds)
     if config.evaluate.sweep:
         sections["sweep"] = sweeping.section(work.path, speaker)
-    if config.profile:
+    if config.evaluate.profile:
         sections["profile"] = profiling.obtain(work.path, speaker, config.evaluate, config.target.name)
     return sections
 

@@ -98,7 +98,7 @@ def run_export(config: Config, store: Store, draft: Artifact | Path) -> list[Art
     for form, artifact in zip(layouts, made, strict=True):
         _show(job, form, artifact)
         if form == "hub" and config.export.push:
-            assert config.export.repo is not None, "pipeline.config.check"
+            assert config.export.repo is not None, "pipeline/config/export.py"
             console.say(f"pushed to {hub.push(artifact.path, config.export.repo, config.export.private)}")
     return made
 

@@ -28,7 +28,6 @@ from pipeline.decoding.job import (
     ELSEWHERE,
     INCIDENTAL,
     KIND,
-    check_settings,
     check_thinking,
     chunks,
     content_of,
@@ -147,7 +146,6 @@ def run_served(config: Config, store: Store, draft: Artifact | Path | None) -> A
     """
     if not is_main():
         return None
-    check_settings(config)
     benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
     sampler = Sampler(**{n: getattr(config.evaluate, n) for n in ("temperature", "top_p", "top_k", "min_p")})
     asker, identities = connect(config, sampler)

@@ -102,10 +102,10 @@ def run_study(config: Config, store: Store, draft: Artifact | Path) -> Artifact 
 def make_plan(config: Config, draft: Artifact | Path) -> StudyPlan:
     """Check the settings against the draft and the tables, and identify the study."""
     study = config.study
-    # What of ``evaluate`` a study does not use does not identify it.
+    # Settings of ``evaluate`` that a study ignores must not change its fingerprint.
     settings = dataclasses.replace(
         config.evaluate, calibrate=False, sweep=False, max_new_tokens=study.max_new_tokens, threshold=0.0,
-        baseline=False,
+        baseline=False, profile=False,
     )  # fmt: skip
     job = make_job(dataclasses.replace(config, evaluate=settings), draft)
     model = read_config(job.draft)

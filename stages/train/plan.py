@@ -213,11 +213,6 @@ def with_start(config: Config, store: Store) -> Config:
 
 def prepare(config: Config, cache: Artifact) -> Setup:
     """Check the config against the cache and the target."""
-    ramp = config.drafter.loss.ramp
-    if len(ramp) != 2 or not 0 <= ramp[0] <= ramp[1] <= 1:
-        raise ConfigError(
-            f"drafter.loss.ramp={list(ramp)}: expected two ascending shares of the run, as [0.3, 0.5]"
-        )
     setup = Setup(config, cache)
     made, target = cache.manifest.config["target"], config.target
     for key, had, has in (

@@ -42,7 +42,7 @@ def config_of(target: TargetConfig, root: Path, **settings: object) -> Config:
 def by_vllm(target: TargetConfig, root: Path, vllm: Environment) -> Config:
     options = {"kv_cache_memory_bytes": 128 << 20, "enforce_eager": True}
     own = VllmConfig(python=str(vllm.python), timeout=300.0, options=options)
-    return config_of(target, root, engine="vllm", vllm=own)
+    return config_of(target, root, source="vllm", vllm=own)
 
 
 def captured(config: Config) -> Artifact:
@@ -75,7 +75,7 @@ def error(made: Artifact, exact: Artifact) -> float:
 
 
 def recorded(vllm: Environment, name: str, shown: str, holds: bool) -> None:
-    results.add_figure(vllm.versions, name, "capture.engine=vllm", shown, holds)
+    results.add_figure(vllm.versions, name, "capture.source=vllm", shown, holds)
     assert holds, shown
 
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from pipeline.decoding.sampling import Sampler, SamplerError, accept, accept_all
+from pipeline.config import ConfigError
+from pipeline.decoding.sampling import Sampler, accept, accept_all
 
 LOGITS = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1]))
 
@@ -23,19 +24,20 @@ def p_value(counts, expected):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"temperature": -0.1}, "temperature: expected a finite number >= 0, got -0.1"),
-        ({"temperature": math.nan}, "temperature: expected a finite number >= 0, got nan"),
-        ({"temperature": math.inf}, "temperature: expected a finite number >= 0, got inf"),
-        ({"top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0.0"),
-        ({"top_p": 1.5}, r"top_p: expected a number in \(0, 1\], got 1.5"),
-        ({"top_k": 0}, "top_k: expected an integer >= 1, got 0"),
-        ({"min_p": -0.5}, r"min_p: expected a number in \[0, 1\], got -0.5"),
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": 0},
+        {"min_p": -0.5},
     ],
 )
-def test_bad_fields_are_named(settings, message):
-    with pytest.raises(SamplerError, match=message):
+def test_bad_fields_are_named(settings):
+    (field,) = settings
+    with pytest.raises(ConfigError, match=f"^{field}: .* got {settings[field]}$"):
         Sampler(**settings)
 
 

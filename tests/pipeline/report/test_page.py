@@ -78,7 +78,7 @@ def test_what_a_person_reads():
 def test_sections_without_data_say_how_to_get_them():
     page = read([evaluation(tiny_summary.summary())])
     for words in (
-        "profile=true",
+        "evaluate.profile=true",
         "evaluate.calibrate=true",
         "evaluate.sweep=true",
         "experiment=serving_study",

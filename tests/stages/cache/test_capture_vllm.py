@@ -1,4 +1,4 @@
-"""capture.engine=vllm with a package that gives the states of a table (fake_vllm.py); real vLLM: tests/engines."""
+"""capture.source=vllm with a package that gives the states of a table (fake_vllm.py); real vLLM: tests/engines."""
 
 import dataclasses
 import json
@@ -103,7 +103,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def by_vllm(target: Path, root: Path, table: Path, fault: str | None = None, timeout: float = 60.0) -> Config:
     options = {"table": str(table), "fault": fault}
     return config_of(
-        target, root, engine="vllm", vllm=VllmConfig(python=sys.executable, timeout=60.0, options=options)
+        target, root, source="vllm", vllm=VllmConfig(python=sys.executable, timeout=60.0, options=options)
     )
 
 
@@ -300,7 +300,7 @@ def test_the_worker_and_its_processes_end_with_a_stage_that_is_killed(tmp_path: 
 
 def test_an_interpreter_without_vllm_is_named(target_folder: Path, tmp_path: Path) -> None:
     for python, said in ((None, "it has no package vllm"), ("/no/python", "No such file")):
-        config = config_of(target_folder, tmp_path, engine="vllm", vllm=VllmConfig(python=python))
+        config = config_of(target_folder, tmp_path, source="vllm", vllm=VllmConfig(python=python))
         with pytest.raises(ConfigError, match=f"capture.vllm.python=.*{said}"):
             captured(config)
     assert not (tmp_path / "cache").exists()
@@ -320,11 +320,11 @@ def test_an_option_that_is_decided_here_is_refused(target_folder: Path, tmp_path
 
 
 def test_a_target_of_several_streams_is_refused(tmp_path: Path) -> None:
-    config = config_of(tiny_targets.save("deepseek_v4", tmp_path / "target"), tmp_path, engine="vllm")
+    config = config_of(tiny_targets.save("deepseek_v4", tmp_path / "target"), tmp_path, source="vllm")
     config.target.taps = [0]
     spec = spec_of(config, load_tensors(config.target).config)
     with (
-        pytest.raises(ConfigError, match="capture.engine=vllm: .* passes on 4 streams"),
+        pytest.raises(ConfigError, match="capture.source=vllm: .* passes on 4 streams"),
         vllm_target(config, spec, tmp_path / "work", 20),
     ):
         pass

@@ -1,9 +1,7 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from pipeline.config import ConfigError, DataConfig, SourceConfig
+from pipeline.config import DataConfig, SourceConfig
 from pipeline.prompts.rows import prompt_key
 from stages.cache.prompts import count_table, load_prompts
 
@@ -76,24 +74,6 @@ def test_the_fingerprint_follows_the_contents(tmp_path: Path):
     assert load_prompts(config).fingerprint() != first
     config.heldout = 0.5
     assert load_prompts(data(tmp_path, many(3), heldout=1.0)).fingerprint() != first
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"heldout": -0.1}, "data.heldout=-0.1"),
-        ({"heldout": 0.6, "benchmark": 0.5}, "data.benchmark=0.5: expected shares"),
-        ({"max_prompts": 0}, "data.max_prompts=0"),
-    ],
-)
-def test_what_cannot_be_split_is_named(tmp_path: Path, fields: dict, message: str):
-    with pytest.raises(ConfigError, match=message):
-        load_prompts(data(tmp_path, many(1), **fields))
-
-
-def test_no_source_is_an_error():
-    with pytest.raises(ConfigError, match="data.sources: expected at least one"):
-        load_prompts(DataConfig(name="data"))
 
 
 def test_the_quickstart_prompts_are_all_usable():

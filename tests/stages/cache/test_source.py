@@ -7,7 +7,7 @@ SAMPLED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "r
 
 
 def settings(generation: dict, **fields) -> Settings:
-    return effective_settings(AnswersConfig(engine="hf", max_new_tokens=9, **fields), generation)
+    return effective_settings(AnswersConfig(source="hf", max_new_tokens=9, **fields), generation)
 
 
 def test_none_means_as_the_targets_generation_config():
@@ -36,7 +36,7 @@ def test_neutral_values_are_off():
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": 1.0, "top_p": 1.2}, "top_p"),
         ({"temperature": 1.0, "top_k": -3}, "top_k"),
-        ({"repetition_penalty": 0.0}, "answers.repetition_penalty=0.0"),
+        ({"repetition_penalty": 0.0}, "answers.repetition_penalty"),
     ],
 )
 def test_bad_settings_are_named(fields: dict, message: str):

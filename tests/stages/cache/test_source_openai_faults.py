@@ -215,11 +215,8 @@ def test_the_model_must_be_served():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"base_urls": []}, "base_urls: expected at least one"),
         ({"base_urls": ["host:8000"]}, "base_urls: expected http"),
         ({"base_urls": ["http://me:pass@host/v1"]}, "base_urls: no user or password"),
-        ({"concurrency": 0}, "concurrency=0"),
-        ({"retries": -1}, "retries=-1"),
         ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE is not set"),
     ],
 )

@@ -11,7 +11,6 @@ from fake_engines import answer, dies, serving, status
 from data_specs.evaluation import DRAFT, ROUNDS, write_rounds
 from data_specs.manifest import write_json
 from data_specs.served import ANSWERS, read_answers
-from pipeline import config as schema
 from pipeline.config import ClientConfig, Config, ConfigError, EvaluateConfig, StageConfig, TrackingConfig
 from pipeline.http_client import ServerError
 from pipeline.prompts.chat import render_prompt
@@ -272,30 +271,3 @@ def test_a_url_that_cannot_be_asked_is_named(config, store, url, said):
     config.server = url
     with pytest.raises(ConfigError, match=f"server: {said}"):
         run_served(config, store, None)
-
-
-@pytest.mark.parametrize(
-    "change,said",
-    [
-        ({"server": None}, "engine and server: expected both"),
-        ({"engine": None}, "engine and server: expected both"),
-        ({"plain_server": "http://h:1"}, "expected another server than server"),
-        ({"profile": True}, "profile=true: a server"),
-        ({"ranks": 2}, "ranks: a server"),
-        ({"stage": StageConfig("all", ["cache", "evaluate"])}, "only stage=evaluate asks a server"),
-        ({"evaluate": EvaluateConfig(threshold=0.5)}, "evaluate.threshold: a server"),
-        ({"evaluate": EvaluateConfig(batch=2)}, "evaluate.batch: a server"),
-        (
-            {"evaluate": EvaluateConfig(baseline=False), "plain_server": "http://h:2"},
-            "asks for no plain answers",
-        ),
-    ],
-)
-def test_contradictions_are_named(change, said):
-    values = {
-        "engine": "vllm",
-        "server": "http://h:1",
-        "stage": StageConfig("evaluate", ["evaluate"]),
-    } | change
-    found = [text for wrong, text in schema._contradictions_in_serving(Config(**values)) if wrong]
-    assert any(said in text for text in found)

@@ -176,14 +176,6 @@ def test_a_cache_of_another_target_is_refused(cached, tmp_path: Path) -> None:
         loop.run_train(config, cached.store, cached.cache)
 
 
-@pytest.mark.parametrize("ramp", [[0.5], [0.6, 0.5], [0.0, 1.5]])
-def test_a_ramp_is_two_ascending_shares(cached, ramp: list[float]) -> None:
-    config = cached.config()
-    config.drafter.loss.ramp = ramp
-    with pytest.raises(ConfigError, match="drafter.loss.ramp="):
-        loop.run_train(config, cached.store, cached.cache)
-
-
 def test_a_run_that_starts_with_cross_entropy_alone(cached) -> None:
     """While only cross-entropy counts nobody computes the acceptance; what was not computed is not reported."""
     config = cached.config(steps=4, evaluate_every=2)

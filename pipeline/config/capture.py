@@ -1,0 +1,43 @@
+"""The group ``capture``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pipeline.config.rules import Count, at_least, one_of
+
+
+@dataclass
+class VllmConfig:
+    """vLLM in an environment of its own, for ``capture.source=vllm``."""
+
+    python: str | None = None  # the interpreter of that environment; None: this one
+    timeout: Annotated[float, at_least(1)] = 1800.0  # seconds without a word from it, also while it loads
+    options: dict[str, Any] = field(default_factory=dict)  # of vllm.LLM, such as gpu_memory_utilization
+
+
+@dataclass
+class CaptureConfig:
+    """The target cache: what computes the states, what is stored, and how it is cut."""
+
+    source: Annotated[str, one_of("hf", "vllm")] = "hf"  # hf: the target in this process
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    # tokens of a sample; longer ones are truncated, unsupervised ones left out
+    max_length: Annotated[int, at_least(2)] = 4096
+    batch_tokens: Count = 8192  # padded tokens of one forward pass
+    segment_tokens: Count = 65536  # unit of resume and of work sharing between ranks
+    chunk_tokens: Count = 128
+    shard_tokens: Count = 16384  # a multiple of chunk_tokens
+    codec: Annotated[str, one_of("none", "zstd", "blosc")] = "none"
+    logits: Annotated[str, one_of("none", "topk", "full")] = "none"
+    top_k: Count = 64
+
+    def contradictions(self) -> Iterator[str]:
+        """What cannot be together in ``capture``."""
+        if self.shard_tokens % self.chunk_tokens:
+            yield (
+                f"capture.shard_tokens={self.shard_tokens}: expected a multiple of capture.chunk_tokens="
+                f"{self.chunk_tokens}"
+            )

@@ -1,0 +1,42 @@
+"""The group ``data``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+from pipeline.config.rules import Count, Share
+
+
+@dataclass
+class SourceConfig:
+    """One source of prompts: a file, a folder of files, or a Hub data set (see pipeline/prompts/sources.py)."""
+
+    path: str = MISSING
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    limit: Count | None = None  # rows that are read at most
+
+
+@dataclass
+class DataConfig:
+    """Prompts, and how they are split by a stable hash of the prompt."""
+
+    name: str = MISSING
+    sources: list[SourceConfig] = field(default_factory=list)
+    heldout: Share = 0.02  # share of prompts kept for held-out loss and calibration
+    benchmark: Share = 0.0  # share of prompts never cached, kept for evaluation
+    max_prompts: Count | None = None
+
+    def contradictions(self, reads_sources: bool) -> Iterator[str]:
+        """What cannot be together in ``data``; ``reads_sources``: this run makes a cache from its sources."""
+        if self.heldout + self.benchmark >= 1:
+            yield (
+                f"data.heldout={self.heldout} and data.benchmark={self.benchmark}: expected a sum below 1, because the "
+                "training data is what is left"
+            )
+        if reads_sources and not self.sources:
+            yield "data.sources: expected at least one source of prompts, got none"

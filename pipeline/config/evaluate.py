@@ -1,0 +1,81 @@
+"""The group ``evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import data_specs
+from pipeline.config.data import DataConfig
+from pipeline.config.drafter import DrafterConfig
+from pipeline.config.rules import (
+    EACH_ONCE,
+    NOT_EMPTY,
+    Count,
+    MinP,
+    Share,
+    Temperature,
+    TopK,
+    TopP,
+    one_of,
+)
+
+
+def benchmark_names() -> list[str]:
+    """The benchmarks that data_specs describes."""
+    return sorted(path.stem for path in (Path(data_specs.__file__).parent / "benchmarks").glob("*.yaml"))
+
+
+@dataclass
+class EvaluateConfig:
+    """Speculative decoding on benchmarks."""
+
+    # files of data_specs/benchmarks, without .yaml
+    benchmarks: Annotated[list[Annotated[str, one_of(*benchmark_names())]], EACH_ONCE] = field(
+        default_factory=list
+    )
+    # benchmark -> local file used instead of its Hub id (null: the Hub's)
+    files: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(benchmark_names()))
+    prompts: Count | None = None  # at most so many prompts a benchmark
+    max_new_tokens: Count = 2048
+    temperature: Temperature = 0.0
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    threshold: Share = 0.0  # the block is cut before the first slot with confidence below it
+    # fit temperatures of the confidences on held-out prompts; None: where the draft has a confidence head
+    calibrate: bool | None = None
+    calibration_prompts: Count = 64  # at most so many, spread over data.sources
+    sweep: bool = False  # what thresholds 0.0, 0.1 ... 0.9 would bring
+    baseline: bool = True  # decode the same prompts without the draft, in the same run
+    bootstrap: Count = 1000
+    batch: Count = 1  # prompts at a time; above 1 by the batched engine (pipeline/decoding/batched.py)
+    chunk_prompts: Count = 4  # unit of resume and of work sharing between ranks
+    profile: bool = False  # also measure steps a second by tokens, SPS(B)
+    profile_tokens: Count = 128  # Bmax, the tokens of the largest step of the profile
+    # positions before a request's tokens
+    profile_contexts: Annotated[list[Count], NOT_EMPTY] = field(default_factory=lambda: [128, 512])
+    profile_repeats: Count = 7
+
+    def contradictions(self, drafter: DrafterConfig, data: DataConfig, steps: Sequence[str]) -> Iterator[str]:
+        """What cannot be together in ``evaluate``, or of it with the confidences that ``drafter`` gives."""
+        if {"evaluate", "study", "compare"} & set(steps) and not self.benchmarks:
+            yield "evaluate.benchmarks: expected at least one benchmark, got none"
+        for name, file in self.files.items():
+            if file and name not in self.benchmarks:
+                yield f"evaluate.files.{name}: no such name in evaluate.benchmarks={self.benchmarks}"
+        if not drafter.confidence_head:
+            if self.threshold > 0:
+                yield "evaluate.threshold: expected 0 with drafter.confidence_head=false"
+            for name in ("calibrate", "sweep"):
+                if getattr(self, name):
+                    yield f"evaluate.{name}=true: expected drafter.confidence_head=true"
+        calibrates = drafter.confidence_head and self.calibrate is not False
+        trained_here = "compare" in steps or {"train", "evaluate"} <= set(steps)
+        if calibrates and trained_here and data.heldout == 0:
+            yield (
+                "data.heldout=0: the calibration needs held-out prompts "
+                "(evaluate.calibrate=false leaves the calibration out)"
+            )

@@ -1,0 +1,78 @@
+"""Keys that the config does not have: refused however they are written, with the key that was probably meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from pipeline.config.rules import ConfigError
+
+RENAMED = {
+    "answers.engine": "answers.source",
+    "capture.engine": "capture.source",
+    "profile": "evaluate.profile",
+}
+
+
+def refuse_unknown(cfg: DictConfig) -> None:
+    """Raise ``ConfigError`` that names a key of ``cfg`` which the schema does not have (``+train.lrr=1`` adds one)."""
+    _refuse(cfg, "", cast(type, OmegaConf.get_type(cfg)))
+
+
+def _refuse(node: Any, prefix: str, root: type) -> None:
+    """Look through ``node``, whose full key is ``prefix``; a dict without a schema of its own may have any key."""
+    if isinstance(node, ListConfig) and not node._is_none() and not node._is_missing():
+        for number in range(len(node)):
+            _refuse(node._get_node(number), f"{prefix}[{number}]", root)
+    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
+        return
+    kind = OmegaConf.get_type(node)
+    known = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else list(node)
+    for name in map(str, node):
+        key = f"{prefix}.{name}" if prefix else name
+        if name not in known:
+            raise ConfigError(unknown(key, root))
+        _refuse(node._get_node(name), key, root)
+
+
+def unknown(key: str, root: type) -> str:
+    """The message about ``key``, which the schema ``root`` does not have: its new name, or the nearest key."""
+    if key in RENAMED:
+        return f"{key} is now {RENAMED[key]}"
+    known = [prefix + field.name for prefix, kind in _sections(root) for field in dataclasses.fields(kind)]
+    # A key that is right but for its group (lr for train.lr) has the same last part.
+    same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
+    near = same or difflib.get_close_matches(key, known, n=1)
+    return f"{key}: there is no such key" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def explained(error: Exception, root: type) -> str:
+    """``error``, which Hydra raised while it composed the config, as a message that names the key."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None or not cause.full_key:
+        return str(error)
+    # Inside of a list the full key is only the field's name, and inside of a file of a group the group is left out.
+    place = next((prefix for prefix, kind in _sections(root) if kind is cause.object_type), "")
+    key = cause.full_key if cause.full_key.startswith(place) else place + cause.full_key
+    file = re.match("In '[^']+': ", str(error))
+    is_unknown = isinstance(cause, ConfigKeyError | ConfigAttributeError)
+    told = unknown(key, root) if is_unknown else f"{key}: {str(cause).splitlines()[0]}"
+    return (file[0] if file else "") + told
+
+
+def _sections(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(prefix of its keys, dataclass) of ``kind`` and of every dataclass in it, also in lists and dicts."""
+    yield prefix, kind
+    for name, hint in get_type_hints(kind).items():
+        mark = {list: "[]", dict: ".*"}.get(get_origin(hint) or hint, "")
+        inner = get_args(hint)[-1] if mark else hint
+        if dataclasses.is_dataclass(inner):
+            yield from _sections(inner, f"{prefix}{name}{mark}.")

@@ -1,0 +1,105 @@
+"""What a value of the config may be: the rules that stand on the fields, and their check.
+
+A rule is the metadata of an ``Annotated`` type, so that a field tells its range where it is defined:
+``workers: Natural = 2``. Elements of lists and values of dicts are checked as well; None is always let through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from data_specs.errors import UserError
+
+
+class ConfigError(UserError):
+    """A value, or a pair of values, that cannot be run; the message names the keys."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must be, in the words of an error message, and the test of it."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+def at_least(least: float) -> Rule:
+    """A finite number that is not below ``least``."""
+    return Rule(f"at least {least}", lambda value: least <= value < math.inf)
+
+
+def above(bound: float) -> Rule:
+    """A finite number above ``bound``."""
+    return Rule(f"a number above {bound}", lambda value: bound < value < math.inf)
+
+
+def between(least: float, most: float) -> Rule:
+    """A number from ``least`` to ``most``, both included."""
+    return Rule(f"a number from {least} to {most}", lambda value: least <= value <= most)
+
+
+def one_of(*choices: Any) -> Rule:
+    """One of these values."""
+    return Rule(f"one of {', '.join(map(str, choices))}", lambda value: value in choices)
+
+
+ANY_NUMBER = Rule("any number", lambda value: True)  # marks a field whose range depends on another key
+NOT_EMPTY = Rule("at least one element", lambda values: len(values) > 0)
+EACH_ONCE = Rule("each element once", lambda values: len(set(values)) == len(values))
+PAIR = Rule("two numbers", lambda values: len(values) == 2)
+
+Natural = Annotated[int, at_least(0)]
+Count = Annotated[int, at_least(1)]
+Share = Annotated[float, between(0, 1)]
+Weight = Annotated[float, at_least(0)]
+Positive = Annotated[float, above(0)]
+
+# The sampler's fields, which requests, evaluations and pipeline/decoding/sampling.py have in common.
+Temperature = Annotated[float, at_least(0)]
+TopP = Annotated[float, Rule("a number above 0 and at most 1", lambda value: 0 < value <= 1)]
+TopK = Count
+MinP = Share
+
+
+def check_fields(values: object, prefix: str = "") -> None:
+    """Check every field of the dataclass ``values`` against its rules, and those of the dataclasses in it.
+
+    Raises ``ConfigError`` that names the first key whose value breaks a rule; ``prefix`` is written before the key.
+    """
+    kind: Any = type(values)
+    for name, hint in _hints(kind).items():
+        _check(f"{prefix}{name}", hint, getattr(values, name))
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _check(key: str, hint: Any, value: Any) -> None:
+    """Check ``value`` against ``hint``, the type of the field at ``key``."""
+    if value is None:
+        return
+    kind, inner = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(value):
+        check_fields(value, f"{key}.")
+    elif kind is Annotated:
+        for rule in hint.__metadata__:
+            if not rule.holds(value):
+                raise ConfigError(f"{key}: expected {rule.expected}, got {value!r}")
+        _check(key, inner[0], value)
+    elif kind in (Union, UnionType):
+        _check(key, next(part for part in inner if part is not type(None)), value)
+    elif kind is list:
+        for number, item in enumerate(value):
+            _check(f"{key}[{number}]", inner[0], item)
+    elif kind is dict:
+        for name, item in value.items():
+            _check(f"{key}.{name}", inner[1], item)

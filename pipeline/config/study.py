@@ -1,0 +1,51 @@
+"""The group ``study``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pipeline.config.rules import EACH_ONCE, Count, Positive, Share, at_least
+
+
+@dataclass
+class StudyConfig:
+    """Policies under load, really served and simulated (stage=study). Prompts and sampler are those of ``evaluate``."""
+
+    in_chain: bool = False  # stage=all ends with it, with those policies that its draft can have
+    # plain, fixed (the longest), fixed_N, threshold, algorithm_1, asynchronous
+    policies: Annotated[list[str], EACH_ONCE] = field(default_factory=list)
+    threshold: Share = 0.5  # of the policy of this name, on each draft's confidence
+    calibrated: bool = True  # confidences by the draft's calibration.json, which stage=evaluate makes
+    max_new_tokens: Annotated[int, at_least(2)] = 64  # of a request
+    # requests at a time that are really served
+    concurrencies: Annotated[list[Count], EACH_ONCE] = field(default_factory=list)
+    requests_per_slot: Count = 3  # requests of a point by its concurrency ...
+    least_requests: Count = 8  # ... and at least
+    repeats: Count = 1  # of every point, as far apart as can be: a machine's speed drifts
+    # of the longest request of the timings around each point
+    timing_tokens: Annotated[int, at_least(8)] = 32
+    simulate: bool = True  # predict the points, and simulate ``sps``
+    sps: list[str] = field(default_factory=list)  # tables of data_specs/sps, or files
+    simulated_concurrencies: Annotated[list[Count], EACH_ONCE] = field(default_factory=list)
+    simulated_requests_per_slot: Count = 4
+    simulated_prefill_tokens: Count = 8192  # prompt tokens a step
+    arrivals: list[Positive] = field(default_factory=list)  # Poisson loads: shares of fixed drafts' capacity
+    sla: list[Positive] = field(default_factory=lambda: [20.0, 40.0, 80.0])  # tokens/s/user
+
+    def contradictions(self, steps: Sequence[str], calibrate: bool | None) -> Iterator[str]:
+        """What a study lacks. ``calibrate``: ``evaluate.calibrate``, or None for a draft without confidences."""
+        if steps != ["study"] and not self.in_chain:
+            return
+        needed = ["policies", "concurrencies"]
+        if self.simulate and self.sps:
+            needed.append("simulated_concurrencies")
+        for name in needed:
+            if not getattr(self, name):
+                yield f"study.{name}: expected at least one (see conf/study), got none"
+        if len(steps) > 1 and "evaluate" in steps and self.calibrated and calibrate is False:
+            yield (
+                "evaluate.calibrate=false: the study at the end of the chain schedules by calibrated confidences "
+                "(study.calibrated=false takes the draft's own)"
+            )

@@ -1,0 +1,48 @@
+"""The group ``target``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from omegaconf import MISSING
+
+from pipeline.config.rules import Count, Natural, at_least, one_of
+
+
+@dataclass
+class TargetConfig:
+    """The frozen model that is to be served faster."""
+
+    name: str = MISSING  # short name, part of artifact names
+    path: str = MISSING  # Hub id or local folder
+    revision: str | None = None
+    dtype: Annotated[str, one_of("float32", "bfloat16")] = "bfloat16"  # what the target computes in
+    # decoder layers whose output is tapped (-1: embedding); None: spread evenly
+    taps: list[Annotated[int, at_least(-1)]] | None = None
+    num_taps: Count = 5
+    mask_token_id: Natural | None = None  # None: chosen by pipeline/drafts/starts/mask_token.py
+    thinking: bool | None = None  # enable_thinking of the chat template; None: the template's default
+    device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
+    tensor_parallel: Count = 1  # ranks that hold the target together while its states are captured
+    attention: str = "auto"  # as transformers names it (sdpa, eager, ...); auto: sdpa where the target has it
+    trust_remote_code: bool = False
+    package: str | None = None  # installed package that carries the weights as GGUF ...
+    gguf: str | None = None  # ... and the file's name in it; converted once into the user's cache
+
+    def contradictions(self, answers_source: str, steps: Sequence[str]) -> Iterator[str]:
+        """What cannot be together in ``target``, or of it with the stage's ``steps``."""
+        if not (self.path or self.package):
+            yield "target.path: expected a Hub id or a folder, got nothing"
+        if bool(self.package) != bool(self.gguf):
+            yield "target.package and target.gguf: expected both or neither"
+        if self.tensor_parallel > 1:
+            given = f"target.tensor_parallel={self.tensor_parallel}"
+            if "cache" in steps and answers_source == "hf":
+                yield (
+                    f"{given}: expected 1 with answers=hf, which runs the whole target in one process "
+                    "(answers=openai asks a server, answers=given takes the answers in the data)"
+                )
+            if {"evaluate", "compare"} & set(steps):
+                yield f"{given}: expected 1, because an evaluation runs the whole target in one process"
