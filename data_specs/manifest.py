@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data_specs.errors import UserError
+from data_specs.files import written_whole
 
 MANIFEST = "manifest.json"
 KINDS = ("answers", "cache", "draft", "evaluation", "study", "comparison", "report", "export")
@@ -79,13 +79,9 @@ def folder_records(folder: Path, patterns: tuple[str, ...] = ("**/*",)) -> dict[
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as JSON so that ``path`` holds either the old or the whole new text (write, rename)."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as handle:
-        json.dump(value, handle, indent=1, sort_keys=True, ensure_ascii=False)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
+    """Write ``value`` as JSON so that ``path`` holds either the old or the whole new text."""
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False))
 
 
 def read_json(path: Path) -> Any:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_specs.errors import UserError
+from data_specs.files import written_whole
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write ``table`` to ``path``: a temporary name, fsync, rename. Artifacts.commit removes what a kill leaves."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as handle:
-        pq.write_table(table, handle, compression="zstd")
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
+    """Write ``table`` to ``path``, which is absent, old or whole at any moment."""
+    with written_whole(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def read_table(path: Path, schema: pa.Schema, what: str, error: type[UserError]) -> pa.Table:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_specs.errors import UserError
+from data_specs.files import rename_synced
 from data_specs.manifest import (
     MANIFEST,
     Manifest,
@@ -147,7 +148,7 @@ class Store:
             )
             write_manifest(work.path, manifest)
             try:
-                work.path.rename(parent / version)
+                rename_synced(work.path, parent / version)
             except OSError:
                 if not (parent / version).exists():
                     raise

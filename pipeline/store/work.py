@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from data_specs.files import rename_synced
 from pipeline.console import duration, say
 from pipeline.ranks import is_main
 from pipeline.store.artifacts import Artifact, Store, Work
@@ -236,16 +237,12 @@ def commit_once(
 
 
 def publish_folder(partial: Path, folder: Path) -> None:
-    """Make ``partial`` (synced to disk) appear as ``folder`` at once; one that is there already stays.
+    """Make ``partial`` appear as ``folder`` at once, and survive a power cut; a folder that is there already stays.
 
     Whoever publishes a unit second has made the same contents, and they are dropped.
     """
-    for path in [*partial.rglob("*"), partial]:
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
     try:
-        partial.rename(folder)
+        rename_synced(partial, folder)
     except OSError:
         if not folder.is_dir():
             raise

@@ -6,12 +6,12 @@ files), which is written last, before the folder gets its name by rename (pitfal
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from data_specs.files import rename_synced
 from data_specs.manifest import read_json, write_json
 from pipeline.config import ConfigError
 
@@ -52,14 +52,11 @@ def begin(folder: Path, step: int) -> Path:
 def complete(folder: Path, step: int, layout: CheckpointLayout) -> Checkpoint:
     """Turn the written ``partial_folder`` into a checkpoint; all ranks have written their part."""
     partial, path = partial_folder(folder, step), folder / f"step-{step:08d}"
-    files = {}
-    for file in sorted(p for p in partial.rglob("*") if p.is_file()):
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-        files[file.relative_to(partial).as_posix()] = file.stat().st_size
+    written = sorted(file for file in partial.rglob("*") if file.is_file())
+    files = {file.relative_to(partial).as_posix(): file.stat().st_size for file in written}
     write_json(partial / COMPLETE, {"step": step, "layout": asdict(layout), "files": files})
     remove(path)
-    partial.rename(path)
+    rename_synced(partial, path)
     return Checkpoint(path, step, layout)
 
 

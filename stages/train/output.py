@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from data_specs.files import rename_synced
 from pipeline.drafts.base import FROZEN, Draft
 from pipeline.drafts.folders import checkpoint
 from pipeline.target.tensors import TargetTensors
@@ -19,7 +20,7 @@ def save_draft(draft: Draft, folder: Path, dtype: torch.dtype) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     checkpoint.save(draft, partial, dtype)
     shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    rename_synced(partial, folder)
 
 
 def check_frozen(folder: Path, tensors: TargetTensors) -> None:

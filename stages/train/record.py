@@ -7,10 +7,10 @@ that are later than its checkpoint, so that steps never go backwards (pitfall 37
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from data_specs.files import written_whole
 from stages.train.step_sums import GREEDY, SCORE
 
 
@@ -25,12 +25,8 @@ class Record:
         """Forget what was recorded after ``step`` steps."""
         self.lines = [line for line in self.lines if line["step"] <= step]
         if self.writer:
-            temporary = self.path.with_suffix(".tmp")
-            with temporary.open("w") as file:
-                file.writelines(json.dumps(line) + "\n" for line in self.lines)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
+            with written_whole(self.path) as temporary:
+                temporary.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
 
     def append(self, line: dict[str, Any]) -> None:
         """Add a line; it is on its way to the disk when this returns."""
