@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import gc
 import logging
 import os
 import re
@@ -21,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data_specs.errors import UserError
 from data_specs.manifest import MANIFEST, read_manifest
 from pipeline import console, ranks
-from pipeline.config import Config, ConfigError, InitConfig, explained, register, resolve
+from pipeline.config import Config, ConfigError, explained, register, resolve
 from pipeline.store import listing
 from pipeline.store.artifacts import Artifact, Store
 from stages.compare.variants import Comparison, composed_variants
@@ -81,40 +78,20 @@ def run_compare(config: Config, store: Store, made: dict[str, Artifact]) -> None
     from stages.compare import run as compare
 
     layout, cache = _layout(), _cache(config, store, made)
-    if config.plan:
-        _plan_comparison(config, store, layout, cache)
-        return
-    parts: dict[str, dict[str, Artifact]] = {}
-    for number, (name, variant) in enumerate(layout.variants.items(), 1):
-        if ranks.is_main():
-            overrides = " ".join(variant.overrides).replace("[", r"\[")
-            console.say(f"variant {number} of {len(layout.variants)}: {name} ({overrides})")
-        parts[name] = {"cache": cache}
-        with console.brief():
-            run_train(variant.config, store, parts[name])
-            run_evaluate(variant.config, store, parts[name])
-        compare.say_length(name, parts[name]["evaluation"])
-        gc.collect()  # a draft, its optimizer and a target each: not all of them at a time
-    _keep(made, "comparison", compare.run_compare(config, store, layout, parts))
 
+    def make(variant: Config, parts: dict[str, Artifact]) -> None:
+        run_train(variant, store, parts)
+        run_evaluate(variant, store, parts)
 
-def _plan_comparison(config: Config, store: Store, layout: Comparison, cache: Artifact) -> None:
-    """Print steps, time and disk of every variant. What a draft starts from does not matter to them."""
-    from stages.compare import plan
-    from stages.train import plan as training
+    if not config.plan:
+        parts = compare.make_variants(layout, cache, make)
+        _keep(made, "comparison", compare.run_compare(config, store, layout, parts))
+    elif ranks.is_main():
+        from stages.compare import plan
+        from stages.train.plan import cost
 
-    if not ranks.is_main():
-        return
-    # Measured once: what is planned is to be compared, and a shared machine's speed drifts.
-    rate = functools.cache(training.matmul_rate)
-    costs = {}
-    for name, variant in layout.variants.items():
-        drafter = dataclasses.replace(variant.config.drafter, init=InitConfig())
-        setup = training.prepare(dataclasses.replace(variant.config, drafter=drafter), cache)
-        speed = training.USED_SHARE * rate(variant.config.train.dtype) * ranks.wanted(config.ranks)
-        size = 2 * setup.parameters * setup.save_dtype.itemsize  # the best draft and the last
-        costs[name] = plan.Cost(setup.steps, setup.steps * training.step_flops(setup) / speed, size)
-    plan.show_plan(config, layout, costs, store.root)
+        costs = {name: plan.Cost(*cost(v.config, cache)) for name, v in layout.variants.items()}
+        plan.show_plan(config, layout, costs, store.root)
 
 
 def run_report(config: Config, store: Store, made: dict[str, Artifact]) -> None:
@@ -176,7 +153,7 @@ def run(config: Config) -> None:
             console.say("The plan ends here: what comes next depends on an artifact that is not made yet.")
             return
     if made and len(config.stage.steps) > 1 and ranks.is_main():
-        _show_made(made)
+        listing.show_made(made)
 
 
 def _check_start(config: Config, store: Store) -> None:
@@ -184,20 +161,6 @@ def _check_start(config: Config, store: Store) -> None:
     source = config.drafter.init.draft
     if source is not None and not Path(source).is_dir():
         store.resolve("draft", source)
-
-
-def _show_made(made: dict[str, Artifact]) -> None:
-    """The last screen of a chain: what there is now, and what to type next."""
-    python = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python"
-    console.panel(
-        "Artifacts (new or reused)",
-        [
-            *(f"{kind:<11} {artifact.reference:<24} {artifact.path}" for kind, artifact in made.items()),
-            "",
-            f"all artifacts and their lineage    {python} -m pipeline stage=list",
-            f"a better draft, some hours         {python} -m pipeline stage=all experiment=smollm2",
-        ],
-    )
 
 
 def _cache(config: Config, store: Store, made: dict[str, Artifact]) -> Artifact:
@@ -236,19 +199,13 @@ def _compose_and_run(cfg: DictConfig) -> None:
         ranks.adopt_environment()
         alone = set(config.stage.steps) <= QUICK or config.engine is not None or config.plan
         if not alone and ranks.needs_start(config.ranks):
-            _start(config)
+            # The processes get the very overrides of this one, which ends as they ended.
+            if code := ranks.start(ranks.wanted(config.ranks), list(HydraConfig.get().overrides.task)):
+                sys.exit(code)
         else:
             run(config)
     except (UserError, OmegaConfBaseException) as error:
         _fail(error)
-
-
-def _start(config: Config) -> None:
-    """Start the processes with the very overrides of this one, then end as they ended."""
-    overrides = list(HydraConfig.get().overrides.task)
-    code = ranks.start(config.ranks or max(1, ranks.visible_gpus()), overrides)
-    if code:
-        sys.exit(code)
 
 
 def _fail(error: Exception) -> None:
@@ -276,9 +233,8 @@ def main() -> None:
     """Entry point."""
     # "generated new fontManager" tells a user nothing.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    os.environ.setdefault(
-        "HYDRA_FULL_ERROR", "1"
-    )  # Hydra raises its errors, so that they are shown as all others
+    # With it Hydra raises its errors instead of printing them, and they are shown as all others.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     sys.argv = listed(ranks.drop_launcher_arguments(sys.argv))
     register()
     try:

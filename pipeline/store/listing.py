@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from rich.tree import Tree
 
 from pipeline import console
@@ -27,6 +30,20 @@ def show(store: Store) -> None:
     rows = [(a.manifest.kind, a.reference, summary(a), a.manifest.created, str(a.path)) for a in artifacts]
     console.table(f"Artifacts under {store.root}", ("kind", "reference", "holds", "made", "path"), rows)
     console.console.print(lineage(artifacts))
+
+
+def show_made(made: dict[str, Artifact]) -> None:
+    """Print the last screen of a chain: its artifacts by kind, and what to type next."""
+    python = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python"
+    console.panel(
+        "Artifacts (new or reused)",
+        [
+            *(f"{kind:<11} {artifact.reference:<24} {artifact.path}" for kind, artifact in made.items()),
+            "",
+            f"all artifacts and their lineage    {python} -m pipeline stage=list",
+            f"a better draft, some hours         {python} -m pipeline stage=all experiment=smollm2",
+        ],
+    )
 
 
 def summary(artifact: Artifact) -> str:

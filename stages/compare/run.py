@@ -7,6 +7,8 @@ killed goes on where it was.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -29,7 +31,8 @@ from stages.compare.variants import Comparison
 
 KIND, SCHEMA_VERSION = "comparison", 1
 
-Made = dict[str, dict[str, Artifact]]  # variant -> kind -> artifact: its cache, draft and evaluation
+Parts = dict[str, Artifact]  # kind -> artifact: cache, draft and evaluation
+Made = dict[str, Parts]  # variant -> its parts
 
 
 def run_compare(config: Config, store: Store, layout: Comparison, made: Made) -> Artifact:
@@ -48,12 +51,22 @@ def run_compare(config: Config, store: Store, layout: Comparison, made: Made) ->
     return artifact
 
 
-def say_length(name: str, evaluation: Artifact) -> None:
-    """Print one line about the variant ``name``, whose ``evaluation`` is done."""
-    counts = evaluation.manifest.counts
-    length = counts.get("accepted_length")
-    if length is not None and is_main():
-        console.say(f"{name}: accepted length {length:.2f} on {counts['prompts']} prompts")
+def make_variants(layout: Comparison, cache: Artifact, make: Callable[[Config, Parts], None]) -> Made:
+    """``make`` a draft and an evaluation of every variant, one variant after the other, from ``cache``."""
+    made: Made = {}
+    for number, (name, variant) in enumerate(layout.variants.items(), 1):
+        if is_main():
+            overrides = " ".join(variant.overrides).replace("[", r"\[")
+            console.say(f"variant {number} of {len(layout.variants)}: {name} ({overrides})")
+        made[name] = {"cache": cache}
+        with console.brief():
+            make(variant.config, made[name])
+        counts = made[name]["evaluation"].manifest.counts
+        length = counts.get("accepted_length")
+        if length is not None and is_main():
+            console.say(f"{name}: accepted length {length:.2f} on {counts['prompts']} prompts")
+        gc.collect()  # A draft, its optimizer and a target of one variant at a time fit the memory.
+    return made
 
 
 def _commit(config: Config, store: Store, layout: Comparison, made: Made, inputs: str) -> Artifact:

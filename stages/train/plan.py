@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import shutil
 import time
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from data_specs.manifest import file_record
 from pipeline import console, ranks
-from pipeline.config import Config, ConfigError, section
+from pipeline.config import Config, ConfigError, InitConfig, section
 from pipeline.drafts.backbone import Backbone
 from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
@@ -62,17 +62,17 @@ class Setup:
         self.shares = StepShares(self.samples, self.sharing, ranks.rank())
         self.mask_token_id = self._mask_token()
 
-    @cached_property
+    @functools.cached_property
     def identity(self) -> str:
         """The target's, by its files."""
         return identity(self.folder)
 
-    @cached_property
+    @functools.cached_property
     def tensors(self) -> TargetTensors:
         """What the draft takes from the target."""
         return load_tensors(self.config.target)
 
-    @cached_property
+    @functools.cached_property
     def draft(self) -> Model:
         """The new draft, the same on every rank."""
         start = Start(self._layers(), self._pairs(), self._other_draft(), self._vocabulary())
@@ -138,12 +138,12 @@ class Setup:
             counts += torch.bincount(ids[mask], minlength=len(counts))
         return counts.argsort(descending=True, stable=True)[:size].sort().values
 
-    @cached_property
+    @functools.cached_property
     def heldout_samples(self) -> Samples:
         """The cache's held-out split."""
         return Samples(self.cache.path, "heldout", self.recipe)
 
-    @cached_property
+    @functools.cached_property
     def heldout(self) -> list[int]:
         """Cache numbers of the held-out samples of every evaluation."""
         return heldout_numbers(self.heldout_samples, self.config.train.heldout_samples)
@@ -166,12 +166,12 @@ class Setup:
             "seed": self.config.seed,
         }
 
-    @cached_property
+    @functools.cached_property
     def parameters(self) -> int:
         """Parameters of the draft, frozen ones included."""
         return sum(p.numel() for p in self.draft.parameters())
 
-    @cached_property
+    @functools.cached_property
     def trainable(self) -> int:
         """Parameters that are trained."""
         return sum(p.numel() for p in self.draft.trainable_parameters())
@@ -308,10 +308,23 @@ def show_plan(setup: Setup) -> None:
     )
 
 
+def cost(config: Config, cache: Artifact) -> tuple[int, float, int]:
+    """(steps, seconds, bytes of its drafts) of a run by itself, as ``show_plan`` estimates them.
+
+    What the draft starts from does not matter to them, and need not be there yet.
+    """
+    drafter = dataclasses.replace(config.drafter, init=InitConfig())
+    setup = prepare(dataclasses.replace(config, drafter=drafter), cache)
+    rate = USED_SHARE * matmul_rate(config.train.dtype) * ranks.wanted(config.ranks)
+    size = 2 * setup.parameters * setup.save_dtype.itemsize  # the best draft and the last
+    return setup.steps, setup.steps * step_flops(setup) / rate, size
+
+
 def _product(sharing: Sharing) -> str:
     return f"{sharing.world_size} x {sharing.micro_steps} x {sharing.micro_batch}"
 
 
+@functools.cache  # The runs of one plan are compared, and the speed of a shared machine drifts.
 def matmul_rate(dtype: str, size: int = 1024, seconds: float = 0.3) -> float:
     """Measured FLOP/s of square matrix products in ``dtype`` on the device that would train."""
     from stages.train.trainer import device

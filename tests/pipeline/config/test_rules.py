@@ -89,6 +89,7 @@ def test_every_number_has_a_range_or_is_marked_as_any_number():
         ("evaluate.profile_contexts", "[]"),
         ("evaluate.benchmarks", "[gsm8k,gsm8k]"),
         ("study.policies", "[fixed,fixed]"),
+        ("export.formats", "[vllm,vllm]"),
         ("study.concurrencies", "[0]"),
         ("study.arrivals", "[0]"),
         ("client.backoff", "-1"),

@@ -27,7 +27,6 @@ from pipeline.config import (
     ExportConfig,
     StageConfig,
     TrainConfig,
-    _contradictions_in_export,
 )
 from pipeline.drafts.folders import checkpoint
 from pipeline.store.artifacts import Artifact, Store
@@ -569,20 +568,3 @@ def test_import_wants_a_folder(tmp_path) -> None:
     config.stage, config.draft = StageConfig("import", ["import"]), "nowhere"
     with pytest.raises(ConfigError, match="draft=nowhere: expected the folder of a draft"):
         entry.run(config)
-
-
-@pytest.mark.parametrize(
-    "export,message",
-    [
-        ({"formats": []}, "export.formats: expected some of"),
-        ({"formats": ["vllm", "vllm"]}, "each once"),
-        ({"formats": ["onnx"]}, "got \\['onnx'\\]"),
-        ({"formats": ["vllm", "mlx"], "name": "x"}, "export.name=x: one name for 2 formats"),
-        ({"formats": ["hub"], "push": True}, "export.push=true: expected export=hub and export.repo"),
-        ({"formats": ["vllm"], "converter": "c.py"}, "export.converter: only export=llama_cpp"),
-    ],
-)
-def test_contradictions(export: dict, message: str) -> None:
-    said = [text for wrong, text in _contradictions_in_export(ExportConfig(**export)) if wrong]
-    with pytest.raises(ConfigError, match=message):
-        raise ConfigError(said[0])
