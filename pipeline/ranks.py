@@ -1,8 +1,8 @@
-"""Who am I among the processes of a run; start them where nobody has.
+"""This process's place among the processes of a run, and how those processes are started.
 
-torchrun and the deepspeed launcher say it in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which
-is all that the rest of the program reads; Slurm's own names are translated, and without any of them ``start``
-runs the command again in N processes by torchrun's machinery.
+The rest of the program reads the place from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which torchrun
+and the deepspeed launcher set. Slurm's variables are translated into these. Where no launcher has set any of them,
+``start`` runs the command again in N processes, with torchrun's library.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 from data_specs.errors import UserError
 
-STARTED = "DRAFTLINE_STARTED"  # set in the processes that ``start`` made: they must not start more
-SHUTDOWN_SECONDS = 60  # a rank asked to end finishes its step and saves a checkpoint first
+STARTED = "DRAFTLINE_STARTED"  # set in the processes that ``start`` has started: they must not start more
+SHUTDOWN_SECONDS = 60  # a rank that is asked to end first finishes its step and saves a checkpoint
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LOCAL_RANK_ARGUMENT = re.compile(r"--local[_-]rank=\d+")
 
@@ -34,7 +34,7 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number on its machine, and so the number of its GPU."""
+    """This process's number on its machine, which is also the number of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -56,18 +56,18 @@ def wanted(ranks: int | None) -> int:
 
 
 def adopt_environment() -> None:
-    """Bring the launcher's environment into torchrun's names; does nothing where no launcher is.
+    """Translate the launcher's variables into torchrun's names; without a launcher nothing changes.
 
-    A process of ``srun`` (SLURM_STEP_ID; the batch script itself is none) with several tasks takes its place
-    from Slurm. Raises ``UserError`` naming the variables that are missing when only some of torchrun's are
-    set.
+    A process that ``srun`` started as one of several tasks takes its place from Slurm's variables (only such a process
+    has SLURM_STEP_ID; the batch script has not). Raises ``UserError`` that names the missing variables when only some
+    of torchrun's are set.
     """
     if "RANK" in os.environ:
         os.environ.setdefault("LOCAL_RANK", "0")
         missing = [name for name in NAMES if name not in os.environ]
         if missing:
             raise UserError(
-                f"RANK={os.environ['RANK']} is set, but not {', '.join(missing)}: use torchrun, or unset it"
+                f"RANK={os.environ['RANK']}: expected {', '.join(missing)} as well (start with torchrun, or unset RANK)"
             )
     elif "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
         os.environ.update(
@@ -76,9 +76,10 @@ def adopt_environment() -> None:
 
 
 def slurm_environment(variables: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """torchrun's names for a Slurm task with these ``variables``; the port follows from the job's number.
+    """torchrun's variables for a Slurm task with these ``variables``; the port follows from the job's number.
 
-    Rank 0 is on the step's first host. (SLURM_LAUNCH_NODE_IPADDR is where srun was typed: maybe a login node.)
+    Rank 0 is on the first host of the step. SLURM_LAUNCH_NODE_IPADDR is not used: it is the host on which srun was
+    typed, which may be a login node.
     """
     nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST")
     return {
@@ -99,26 +100,26 @@ def first_host(nodes: str) -> str:
 
 
 def drop_launcher_arguments(argv: list[str]) -> list[str]:
-    """``argv`` without the ``--local_rank=N`` that the deepspeed launcher adds (LOCAL_RANK says it as well)."""
+    """``argv`` without the ``--local_rank=N`` of the deepspeed launcher, which sets LOCAL_RANK as well."""
     return [item for item in argv if not LOCAL_RANK_ARGUMENT.fullmatch(item)]
 
 
 def needs_start(ranks: int | None) -> bool:
-    """True where more than one process is wanted and no launcher, nor ``start``, has made them yet."""
+    """True if more than one process is wanted, and neither a launcher nor ``start`` has started them yet."""
     return "RANK" not in os.environ and STARTED not in os.environ and wanted(ranks) > 1
 
 
 def start(ranks: int, argv: Sequence[str]) -> int:
     """Run ``python -m pipeline <argv>`` in ``ranks`` processes on this machine; returns the exit code.
 
-    When one fails the others are ended (SIGTERM, after a minute SIGKILL), and its code is returned (128 + n
-    for signal n). A signal to this process is passed on to all.
+    When one process fails, the others get SIGTERM, and SIGKILL after a minute; the failed one's exit code is returned
+    (128 + n for signal n). A signal to this process is passed on to all of them.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Children inherit these. Two processes with two spinning threads each are 30 times slower than with one.
+    # The processes inherit these. Two processes with two spinning threads each are 30 times slower than with one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ[STARTED] = "1"
@@ -144,7 +145,7 @@ def start(ranks: int, argv: Sequence[str]) -> int:
 
 @contextmanager
 def rendezvous() -> Iterator[None]:
-    """The environment that ``torch.distributed`` needs: as it is, or of one process on a free port."""
+    """Set the variables that ``torch.distributed`` needs, where no launcher has: one process, on a free port."""
     if "RANK" in os.environ:
         yield
         return
@@ -166,7 +167,7 @@ def rendezvous() -> Iterator[None]:
 
 
 def free_port() -> str:
-    """A TCP port on 127.0.0.1 that nobody listens on at the moment."""
+    """A TCP port on 127.0.0.1 on which no process listens at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])

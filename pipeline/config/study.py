@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pipeline.config.rules import EACH_ONCE, Count, Positive, Share, at_least
+from pipeline.config.rules import EACH_ONCE, Count, Positive, Rule, Share, at_least
+
+Policy = Annotated[
+    str,
+    Rule(
+        "plain, fixed (the longest chain), fixed_N, threshold, algorithm_1 or asynchronous",
+        lambda name: re.fullmatch(r"plain|fixed(_\d+)?|threshold|algorithm_1|asynchronous", name) is not None,
+    ),
+]
 
 
 @dataclass
@@ -14,8 +23,7 @@ class StudyConfig:
     """Policies under load, really served and simulated (stage=study). Prompts and sampler are those of ``evaluate``."""
 
     in_chain: bool = False  # stage=all ends with it, with those policies that its draft can have
-    # plain, fixed (the longest), fixed_N, threshold, algorithm_1, asynchronous
-    policies: Annotated[list[str], EACH_ONCE] = field(default_factory=list)
+    policies: Annotated[list[Policy], EACH_ONCE] = field(default_factory=list)
     threshold: Share = 0.5  # of the policy of this name, on each draft's confidence
     calibrated: bool = True  # confidences by the draft's calibration.json, which stage=evaluate makes
     max_new_tokens: Annotated[int, at_least(2)] = 64  # of a request

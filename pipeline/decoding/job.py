@@ -21,7 +21,7 @@ from pipeline.target.location import locate
 from pipeline.target.tensors import TargetTensors
 
 KIND = "evaluation"
-# Settings that change how the work is done and shown, not what is measured.
+# Settings that change how the work is split and shown, but not what is measured.
 INCIDENTAL = ("chunk_prompts", "bootstrap")
 PROFILED = ("profile_tokens", "profile_contexts", "profile_repeats")
 # Settings that the fingerprint holds in another form (contents, the calibration's own fingerprint) or not at all.
@@ -30,7 +30,7 @@ ELSEWHERE = ("files", "calibrate", "calibration_prompts", "profile", *PROFILED)
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """What is asked for, known before any prompt is read or model is loaded."""
+    """An evaluation that is asked for, before any prompt is read and any model is loaded."""
 
     draft: Path
     name: str
@@ -42,7 +42,10 @@ class EvaluationJob:
 
 
 def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
-    """Check the settings and identify the evaluation by draft, target, benchmarks and settings."""
+    """Identify the evaluation by its draft, target, benchmarks and settings.
+
+    Raises ``ConfigError`` where the draft was trained in another thinking mode, or cannot be calibrated as asked.
+    """
     settings = section(config.evaluate)
     sampler = Sampler(**{name: settings[name] for name in ("temperature", "top_p", "top_k", "min_p")})
     benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
@@ -63,41 +66,45 @@ def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
 
 
 def check_fit(folder: Path, tensors: TargetTensors) -> None:
-    """Raise ``ConfigError`` naming the field in which the draft at ``folder`` does not fit the target."""
+    """Raise ``ConfigError`` that names the field in which the draft in ``folder`` does not fit the target."""
     config = read_config(folder)
     rows, hidden = tensors.embedding.shape
     for field, expected in (("hidden_size", hidden), ("vocab_size", rows)):
         got = getattr(config, field)
         if got != expected:
             raise ConfigError(
-                f"draft={folder}: {field}: the target {tensors.folder} has {expected}, the draft {got}"
+                f"draft={folder}: {field}: expected {expected}, as the target {tensors.folder} has, got {got}"
             )
     layers = tensors.config.num_hidden_layers
     if max(config.target_layer_ids, default=0) >= layers:
         taps = list(config.target_layer_ids)
         raise ConfigError(
-            f"draft={folder}: target_layer_ids: {taps}, but {tensors.folder} has {layers} layers"
+            f"draft={folder}: target_layer_ids: expected numbers below {layers}, because {tensors.folder} has so many "
+            f"layers, got {taps}"
         )
 
 
 def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
-    """(folder, name, fingerprint) of a draft; a foreign folder's is that of its contents. An export has its name."""
+    """(folder, name, fingerprint) of a draft. Of a folder that is no artifact, the contents give the fingerprint.
+
+    An export has the name of its artifact: its folder is .../NAME/v0.
+    """
     if isinstance(draft, Artifact):
         return draft.path, draft.manifest.name, draft.manifest.fingerprint
     read_config(draft)
-    folder = draft.resolve()  # of an export: .../NAME/v0
+    folder = draft.resolve()
     own = folder.parent.name if (folder / MANIFEST).is_file() else folder.name
     name = re.sub(r"[^A-Za-z0-9._-]", "-", own).lstrip("._-") or "draft"
     return draft, name, draft_contents(draft)
 
 
 def check_thinking(config: Config, draft: Artifact | Path) -> None:
-    """A draft trained in one thinking mode is not measured in the other (pitfall 4)."""
+    """Raise ``ConfigError`` where the draft was trained in another thinking mode (pitfall 4)."""
     trained = draft.manifest.config.get("target", {}) if isinstance(draft, Artifact) else {}
     thinking = config.target.thinking
     if trained.get("thinking", thinking) != thinking:
         raise ConfigError(
-            f"target.thinking={thinking}: the draft was trained with thinking={trained['thinking']}"
+            f"target.thinking={thinking}: expected {trained['thinking']}, with which the draft was trained"
         )
 
 
@@ -126,7 +133,7 @@ def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt
 
 
 def counts_of(result: dict[str, Any]) -> dict[str, Any]:
-    """What the manifest says: totals over benchmarks, and the macro-averaged figures."""
+    """The counts of the manifest: totals over all benchmarks, and the macro averages."""
     benchmarks = result["benchmarks"].values()
     names = ("prompts", "answers", "rounds", "tokens", "too_long")
     counts: dict[str, Any] = {name: sum(b["counts"].get(name, 0) for b in benchmarks) for name in names}

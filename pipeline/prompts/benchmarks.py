@@ -6,12 +6,13 @@ import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
 import data_specs
-from pipeline.config import ConfigError, SourceConfig
+from pipeline.config import ConfigError, SourceConfig, rules
+from pipeline.config.rules import one_of
 from pipeline.prompts.rows import Rejection, messages_of, prompt_key, split_of
 from pipeline.prompts.sources import Row, load_rows
 
@@ -23,7 +24,7 @@ READY = ("turns", "messages")  # fields of a row that is worded already
 class Wording:
     """How a row becomes user turns: templates, or a field that holds the list of turns.
 
-    ``when`` names a field; the wording is taken for rows where it is not empty.
+    ``when`` names a field: only rows in which that field is not empty have this wording.
     """
 
     turns: list[str] = field(default_factory=list)
@@ -35,9 +36,9 @@ class Wording:
 class Share:
     """The part of a source that the stable hash puts into ``split`` (pipeline.prompts.rows.split_of)."""
 
-    split: str
-    heldout: float
-    benchmark: float
+    split: Annotated[str, one_of("train", "heldout", "benchmark")]
+    heldout: rules.Share
+    benchmark: rules.Share
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,10 @@ class Benchmark:
     subset: str | None = None
     split: str = "train"
     revision: str | None = None
-    files: list[str] = field(
-        default_factory=list
-    )  # JSONL files of the Hub repository, where it has no loader
-    fields: list[str] = field(default_factory=list)  # of a row, used by the wording
-    wording: list[Wording] = field(default_factory=list)  # the first that fits; none: rows are worded already
+    # JSONL files of the Hub repository, for a repository that the datasets library cannot load by its name
+    files: list[str] = field(default_factory=list)
+    fields: list[str] = field(default_factory=list)  # fields of a row that the wording uses
+    wording: list[Wording] = field(default_factory=list)  # the first that fits is used; none: rows hold turns
     where: dict[str, str] = field(default_factory=dict)  # only rows with these values
     share: Share | None = None
 
@@ -69,11 +69,11 @@ class Prompt:
 
 
 def load_benchmark(name: str, folder: Path = FOLDER) -> Benchmark:
-    """Read and check ``<name>.yaml``; ``ConfigError`` names the key, or what benchmarks there are."""
+    """Read and check ``<name>.yaml``. Raises ``ConfigError`` that names the key, or lists the known benchmarks."""
     path = folder / f"{name}.yaml"
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
-        raise ConfigError(f"evaluate.benchmarks: no benchmark {name!r}; there is: {there}")
+        raise ConfigError(f"evaluate.benchmarks: expected one of {there}, got {name!r}")
     values = yaml.safe_load(path.read_text())
     wording = [_made(Wording, item, path, "wording.") for item in values.pop("wording", [])]
     share = _made(Share, values.pop("share"), path, "share.") if "share" in values else None
@@ -87,8 +87,8 @@ def load_prompts(
 ) -> list[Prompt]:
     """The prompts of ``benchmark``, or of the local ``file`` instead of its Hub id; at most ``limit``.
 
-    With a limit those with the smallest keys are taken: a choice as good as random, the same everywhere, and
-    larger limits keep the smaller ones' prompts. Raises ``ConfigError`` when nothing is left.
+    A limit keeps the prompts with the smallest keys. Keys are hashes: this choice is as good as a random one, it is the
+    same on every machine, and a larger limit only adds prompts. Raises ``ConfigError`` when no prompt is left.
     """
     messages = [_messages(benchmark, row, where) for where, row in _rows(benchmark, file, folder)]
     keyed = [(prompt_key(m), m) for m in messages]
@@ -99,12 +99,14 @@ def load_prompts(
         chosen = sorted(range(len(keyed)), key=lambda i: (keyed[i][0], i))[:limit]
         keyed = [keyed[i] for i in sorted(chosen)]
     if not keyed:
-        raise ConfigError(f"benchmark {benchmark.name}: {file or benchmark.path} holds no prompt of it")
+        raise ConfigError(
+            f"benchmark {benchmark.name}: expected a prompt in {file or benchmark.path}, found none"
+        )
     return [Prompt(benchmark.name, i, key, messages) for i, (key, messages) in enumerate(keyed)]
 
 
 def _rows(benchmark: Benchmark, file: str | None, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where it stands, row) of every row that ``where`` lets through."""
+    """(its place for error messages, row) of every row that has the values of ``benchmark.where``."""
     source = file or benchmark.path
     for number, row in enumerate(_read(benchmark, file, folder)):
         if isinstance(row, Rejection):
@@ -142,7 +144,7 @@ def _hub_files(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
 
 
 def _messages(benchmark: Benchmark, row: dict[str, Any], where: str) -> list[dict[str, str]]:
-    """The system and user messages of one row: the target answers by itself.
+    """The system and user messages of one row. Its answers are left out, because the target gives its own.
 
     Raises ``ConfigError`` naming the row, and why it cannot be used.
     """
@@ -157,7 +159,7 @@ def _messages(benchmark: Benchmark, row: dict[str, Any], where: str) -> list[dic
 
 
 def _worded(benchmark: Benchmark, row: dict[str, Any], where: str) -> dict[str, Any]:
-    """``turns`` or ``messages`` as they are; else the benchmark's fields, worded; else ``prompt``."""
+    """The row's ``turns`` or ``messages`` unchanged; else turns worded from its fields; else its ``prompt``."""
     if any(row.get(name) is not None for name in READY):
         return {name: row[name] for name in (*READY, "system") if row.get(name) is not None}
     if benchmark.wording and all(name in row for name in benchmark.fields):
@@ -183,13 +185,15 @@ def _made(kind: Any, values: Any, path: Path, prefix: str) -> Any:
         got = sorted(set(values) - set(known)) if isinstance(values, dict) else values
         raise ConfigError(f"{path}: {prefix or 'keys'}: expected some of {sorted(known)}, got {got}")
     try:
-        return kind(**values)
+        made = kind(**values)
     except TypeError as error:
         raise ConfigError(f"{path}: {prefix}{error}") from None
+    rules.check_fields(made, f"{path}: {prefix}")
+    return made
 
 
 def _check(benchmark: Benchmark, path: Path) -> None:
-    """The wording uses exactly the named fields, and some wording fits every row."""
+    """Check that the wording uses exactly the fields that are named, and that every row has a wording."""
     used: set[str] = set()
     for wording in benchmark.wording:
         if bool(wording.turns) == bool(wording.turns_field):
@@ -203,5 +207,6 @@ def _check(benchmark: Benchmark, path: Path) -> None:
         )
     if benchmark.wording and benchmark.wording[-1].when is not None:
         raise ConfigError(
-            f"{path}: wording: expected the last one without `when`, got when: {benchmark.wording[-1].when}"
+            f"{path}: wording: expected no `when` in the last one, which is for all other rows, got when: "
+            f"{benchmark.wording[-1].when}"
         )

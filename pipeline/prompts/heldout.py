@@ -19,7 +19,7 @@ from pipeline.prompts.rows import (
 from pipeline.prompts.sources import load_rows, local_files
 
 NAME = "heldout"
-OFF = "evaluate.calibrate=false goes without a calibration"
+OFF = "evaluate.calibrate=false leaves the calibration out"
 
 
 def check(data: DataConfig) -> None:
@@ -31,7 +31,7 @@ def check(data: DataConfig) -> None:
 
 
 def contents(data: DataConfig) -> list[Any]:
-    """What decides which prompts are held out: shares, and sources by the checksums of their files or their Hub id."""
+    """All that decides which prompts are held out: the shares, and each source's file checksums or Hub id."""
     return [data.heldout, data.benchmark, [_source_contents(source) for source in data.sources]]
 
 
@@ -41,10 +41,10 @@ def _source_contents(source: SourceConfig) -> Any:
 
 
 def heldout_prompts(data: DataConfig, count: int, reported: Collection[str]) -> list[Prompt]:
-    """At most ``count`` held-out prompts: one of each source in turn, in the sources' order.
+    """At most ``count`` held-out prompts, taken from the sources in turn.
 
-    Sources are read as far as needed. Prompts whose key is among ``reported`` are left out: a calibration is judged on
-    prompts that it never saw. Raises ``ConfigError`` when none is left.
+    Each source is read only as far as needed. Prompts whose key is in ``reported`` are left out, because a calibration
+    is judged on prompts that it never saw. Raises ``ConfigError`` when no prompt is left.
     """
     check(data)
     sources = [_heldout(source, data) for source in data.sources]
@@ -59,14 +59,14 @@ def heldout_prompts(data: DataConfig, count: int, reported: Collection[str]) -> 
                 found[key] = messages
     if not found:
         raise ConfigError(
-            f"data.heldout={data.heldout}: no held-out prompt of data={data.name} is left for the calibration that no "
-            f"benchmark reports; {OFF}"
+            f"data.heldout={data.heldout}: every held-out prompt of data={data.name} is in a benchmark of this "
+            f"evaluation, so that none is left for the calibration; {OFF}"
         )
     return [Prompt(NAME, i, key, messages) for i, (key, messages) in enumerate(found.items())]
 
 
 def _heldout(source: SourceConfig, data: DataConfig) -> Iterator[tuple[str, list[Message]]]:
-    """(key, system and user messages) of the held-out rows of ``source`` that the target can answer."""
+    """(key, system and user messages) of each held-out row of ``source`` that the target can answer."""
     for row in load_rows(source):
         messages = messages_of(row)
         if isinstance(messages, Rejection) or any(m["role"] == "tool" for m in messages):

@@ -89,6 +89,8 @@ def test_every_number_has_a_range_or_is_marked_as_any_number():
         ("evaluate.profile_contexts", "[]"),
         ("evaluate.benchmarks", "[gsm8k,gsm8k]"),
         ("study.policies", "[fixed,fixed]"),
+        ("study.policies", "[fixed_x]"),
+        ("study.policies", "[fast]"),
         ("export.formats", "[vllm,vllm]"),
         ("study.concurrencies", "[0]"),
         ("study.arrivals", "[0]"),

@@ -143,11 +143,11 @@ def test_a_limit_keeps_a_stable_choice(tmp_path):
     [
         (
             {"text": "?"},
-            r"rows.jsonl, row 0: expected turns, messages or prompt, or \['question'\], got \['text'\]",
+            r"rows.jsonl, row 0: .*\['question'\].* \['text'\]",
         ),
-        ({"turns": []}, "rows.jsonl, row 0: cannot be used: empty"),
-        ({"turns": ["a", None]}, "rows.jsonl, row 0: cannot be used: null_content"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "row 0: cannot be used: system_only"),
+        ({"turns": []}, "rows.jsonl, row 0: .*empty"),
+        ({"turns": ["a", None]}, "rows.jsonl, row 0: .*null_content"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "row 0: .*system_only"),
     ],
 )
 def test_unusable_rows_are_named(tmp_path, row, message):
@@ -156,26 +156,28 @@ def test_unusable_rows_are_named(tmp_path, row, message):
 
 
 def test_missing_things_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="evaluate.files.gsm8k=nowhere.jsonl: no such file"):
+    with pytest.raises(ConfigError, match="evaluate.files.gsm8k=nowhere.jsonl"):
         load_prompts(load_benchmark("gsm8k"), "nowhere.jsonl")
-    with pytest.raises(ConfigError, match="no benchmark 'gsm9k'; there is: aime25, alpaca"):
+    with pytest.raises(ConfigError, match="^evaluate.benchmarks: .*aime25, alpaca.*'gsm9k'"):
         load_benchmark("gsm9k")
-    with pytest.raises(ConfigError, match="benchmark gsm8k: .*empty.jsonl holds no prompt of it"):
+    with pytest.raises(ConfigError, match="benchmark gsm8k: .*empty.jsonl"):
         load_prompts(load_benchmark("gsm8k"), write(tmp_path / "empty.jsonl"))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"colour": "red"}, r"b.yaml: keys: expected some of .*, got \['colour'\]"),
-        ({"fields": ["other"]}, r"fields: expected those of the wording, \['question'\], got \['other'\]"),
-        ({"wording": [{"turn": ["x"]}]}, r"wording.: expected some of .*, got \['turn'\]"),
-        ({"wording": [{}]}, "wording: expected either turns or turns_field"),
+        ({"colour": "red"}, r"b.yaml: keys: .* \['colour'\]"),
+        ({"fields": ["other"]}, r"b.yaml: fields: .*\['question'\].* \['other'\]"),
+        ({"wording": [{"turn": ["x"]}]}, r"b.yaml: wording.: .* \['turn'\]"),
+        ({"wording": [{}]}, "b.yaml: wording: .*turns_field"),
         (
             {"wording": [{"turns": ["{question}"], "when": "question"}]},
-            "expected the last one without `when`",
+            "b.yaml: wording: .*when: question",
         ),
-        ({"path": None}, "missing 1 required positional argument: 'path'"),
+        ({"path": None}, "b.yaml: .*'path'"),
+        ({"share": {"split": "heldout", "heldout": 1.5, "benchmark": 0.0}}, "b.yaml: share.heldout: .*1.5"),
+        ({"share": {"split": "test", "heldout": 0.5, "benchmark": 0.0}}, "b.yaml: share.split: .*test"),
     ],
 )
 def test_bad_benchmark_files_are_named(tmp_path, changes, message):

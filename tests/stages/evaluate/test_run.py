@@ -218,16 +218,16 @@ def test_another_thinking_mode_than_the_drafts_is_refused(config, store, draft_f
     work = store.begin("draft", "tiny_dspark", 1, "f" * 64, {}, {"target": {"thinking": True}})
     draft = store.commit(work, {})
     config.target.thinking = False
-    with pytest.raises(ConfigError, match="target.thinking=False: the draft was trained with thinking=True"):
+    with pytest.raises(ConfigError, match="target.thinking=False: .*True"):
         run_evaluate(config, store, Artifact(draft.path, draft.manifest))
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("hidden_size", 48, "hidden_size: the target .* has 32, the draft 48"),
-        ("vocab_size", 300, "vocab_size: the target .* has 272, the draft 300"),
-        ("target_layer_ids", [0, 4], r"target_layer_ids: \[0, 4\], but .* has 4 layers"),
+        ("hidden_size", 48, "hidden_size: .*32.* 48"),
+        ("vocab_size", 300, "vocab_size: .*272.* 300"),
+        ("target_layer_ids", [0, 4], r"target_layer_ids: .* 4.* \[0, 4\]"),
     ],
 )
 def test_a_draft_that_does_not_fit_is_refused_by_name(
