@@ -1,1 +1,1 @@
-"""Draft models: the shared backbone and heads, and one file an algorithm."""
+"""Draft models: what they share, and one file for each algorithm."""

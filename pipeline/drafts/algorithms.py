@@ -1,8 +1,8 @@
-"""The drafting algorithms and the families of draft layers by name, without importing any of them: the config is
-checked before torch is loaded.
+"""The names of the drafting algorithms and of the families of draft layers.
 
-A new algorithm is a file beside this one (a subclass of ``Model``), a line here, and a file in conf/drafter/; a new
-family is a file in families/ and a line here.
+This module imports none of them, because the config is checked before torch is loaded. A new algorithm needs a file
+beside this one (a subclass of ``Model``), a line here and a file in conf/drafter/. A new family needs a file in
+families/ and a line here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Where the class is, and the keys of ``drafter`` in which the algorithm leaves no choice."""
+    """The module and name of the class, and the keys of ``drafter`` whose values the algorithm fixes."""
 
     module: str
     name: str
@@ -33,7 +33,7 @@ ALGORITHMS = {
 
 @dataclass(frozen=True)
 class Family:
-    """Where the layers are, and the ``model_type`` of a draft's config.json that asks for them."""
+    """The module of the layers, and the ``model_type`` by which a draft's config.json names them."""
 
     module: str
     model_type: str

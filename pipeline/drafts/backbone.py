@@ -1,10 +1,10 @@
 """The parallel backbone of block drafters (DFlash, DSpark): one pass gives the states of all slots of a block.
 
-A block of ``block_size`` slots sits at positions a, a+1, ...: the anchor's token, then mask tokens. Anchor-first
-(``sample_from_anchor: true``): slot k drafts token a+1+k. 1+N fill-in (``false``, z-lab's DFlash): slot k drafts the
-token at its own position a+k, so that slot 0 drafts nothing and a block has one draft less.
+The ``block_size`` slots of a block lie at positions a, a+1, ...; their inputs are the anchor's token, then mask tokens.
+Anchor-first (``sample_from_anchor: true``): slot k drafts the token at a+1+k. 1+N fill-in (``false``, z-lab's DFlash):
+slot k drafts the token at its own position a+k. Slot 0 then drafts nothing, and a block has one draft fewer.
 
-Shapes: B sequences of S tokens (R at decoding), N blocks of T slots, G drafts a block, H hidden size, m taps.
+Shapes: B sequences of S tokens (R in decoding), N blocks of T slots, G drafts per block, H hidden size, m taps.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pipeline.drafts.model import Model, append, following
 
 @dataclass
 class ContextState:
-    """Keys and values of the observed context, one growing buffer a layer ([2, capacity, kv, d])."""
+    """Keys and values of the observed context: one growing buffer [2, capacity, kv, d] for each layer."""
 
     layers: list[Tensor] = field(default_factory=list)
     length: int = 0
 
 
 class Backbone(Model):
-    """Context injection: taps of the target join the keys and values of every draft layer."""
+    """Every draft layer reads the target's taps as additional keys and values (context injection)."""
 
     def __init__(self, config: Any, family: ModuleType) -> None:
         super().__init__(config, family)
@@ -81,7 +81,7 @@ class Backbone(Model):
         return self.norm(x)
 
     def block_states(self, batch: Batch, blocks: Blocks, drafts: int | None = None) -> Tensor:
-        """See Model.block_states; a block is always computed whole."""
+        """See Model.block_states. A block is always computed as a whole, whatever ``drafts`` is."""
         rows, columns = blocks.keep.nonzero(as_tuple=True)
         anchors = blocks.anchors[rows, columns]
         states = self(batch.hidden, batch.input_ids[rows, anchors], rows, anchors)[:, self.first :]
@@ -89,7 +89,7 @@ class Backbone(Model):
         return out.index_put((rows, columns), states)
 
     def start(self) -> ContextState:
-        """An empty context."""
+        """See Draft.start."""
         return ContextState()
 
     def observe_all(
@@ -100,7 +100,7 @@ class Backbone(Model):
         hidden: Tensor,
         last_hidden: Tensor,
     ) -> None:
-        """Append positions, taps ``hidden`` [N, m*H], to the keys and values of their contexts."""
+        """See Draft.observe_all: appends keys and values of the taps ``hidden`` [N, m*H] to each sequence's context."""
         context = self.context(hidden)
         positions = following([state.length for state in states], counts, hidden.device)
         for state in states:
@@ -113,7 +113,7 @@ class Backbone(Model):
             state.length += count
 
     def draft(self, states: Sequence[ContextState], anchors: Tensor) -> Tensor:
-        """States [R, G, H] of the blocks after the observed contexts, whose anchors are the tokens [R]."""
+        """States [R, G, H] of one block after each observed context; ``anchors`` [R] are the blocks' first tokens."""
         x = self.inputs(anchors)
         slots = following([state.length for state in states], [x.shape[1]] * len(states), x.device)
         slots = slots.view(len(states), -1)
@@ -130,7 +130,7 @@ class Backbone(Model):
         return self.norm(x)[:, self.first :]
 
     def _window_mask(self, kind: str, length: int, x: Tensor) -> Tensor | None:
-        """bool [T, length + T]: what the slots of the next block see; None where that is everything."""
+        """bool [T, length + T]: what the slots of the next block see, or None if they see everything."""
         window, slots = self.window(kind), x.shape[1]
         if window is None or length + slots <= window:
             return None

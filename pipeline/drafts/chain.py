@@ -1,11 +1,11 @@
 """Drafters that draft one token after another: Eagle3 and MTP.
 
-At pair position p the draft reads the target's state at p and the token at p+1, and predicts the token at p+2. So the
-first draft after an anchor a comes from the pair a-1; every further one reads the draft's own state instead of the
-target's, and the token before it. Keys and values of the pairs before are the context; those of a block's own steps
-are seen by its later steps only (Eagle3's training-time test: every step is trained on the draft's own states).
+Pair p is the target's state at p and the token at p+1; from it the draft predicts the token at p+2. The first draft
+after an anchor a comes from pair a-1. Every later draft reads the token before it, and the draft's own state instead of
+the target's. The keys and values of earlier pairs are the context. Those of a block's own steps are seen only by the
+later steps of the block (Eagle3's training-time test: every step is trained on the draft's own states).
 
-Shapes: B sequences of S tokens, N blocks of G drafts, H hidden size, W width of what the layer's projections read.
+Shapes: B sequences of S tokens, N blocks of G drafts, H hidden size, W input width of the layer's projections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.drafts.model import Model, Step, append, following
 
 @dataclass
 class PairState:
-    """Keys and values [2, capacity, kv, d] of the pairs so far, and the target's state [1, H] of the next one."""
+    """Keys and values [2, capacity, kv, d] of the pairs so far, and the target's state [1, H] of the next pair."""
 
     buffer: Tensor | None = None
     length: int = 0
@@ -37,23 +37,23 @@ class Chain(Model):
 
     @abstractmethod
     def source(self, hidden: Tensor, last_hidden: Tensor) -> Tensor:
-        """The target's state that a pair reads, [.., H], from taps [.., m*H] and final states [.., H]."""
+        """The target's state [.., H] that a pair reads, made from taps [.., m*H] and final states [.., H]."""
 
     @abstractmethod
     def enter(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Residual [.., H] and projections' input [.., W] of pairs of embedded tokens and states, [.., H] each."""
+        """The residual [.., H] and the projections' input [.., W] of pairs of token and state, each [.., H]."""
 
     def follow(self, out: Tensor) -> Tensor:
-        """The state that the next pair reads, from the layer's output [.., H]."""
+        """The state [.., H] that the next pair reads, made from the layer's output [.., H]."""
         return out
 
     @property
     def layer(self) -> DecoderLayer:
-        """The one layer."""
+        """The only layer."""
         return self.decoder_layers[0]
 
     def block_states(self, batch: Batch, blocks: Blocks, drafts: int | None = None) -> Tensor:
-        """See Model.block_states; ``drafts`` steps are made, later ones are zero."""
+        """See Model.block_states. Only ``drafts`` steps are computed; the states of later steps are zero."""
         rows, columns = blocks.keep.nonzero(as_tuple=True)
         anchors = blocks.anchors[rows, columns]
         states = torch.stack(self.steps(batch, rows, anchors, drafts or self.max_drafts), 1)  # [N, drafts, H]
@@ -62,14 +62,15 @@ class Chain(Model):
         return out.index_put(at, states)
 
     def steps(self, batch: Batch, rows: Tensor, anchors: Tensor, drafts: int) -> list[Tensor]:
-        """Final states [N, H] of ``drafts`` steps for blocks at ``anchors`` int64 [N] of the sequences ``rows``.
+        """Final states [N, H] of each of ``drafts`` steps for blocks at ``anchors`` int64 [N] of sequences ``rows``.
 
-        An anchor at 0 has no state before it (a filler's; it weighs nothing): it reads its own.
+        An anchor at 0 has no state before it and reads its own. Only padding has such anchors, with weight 0.
         """
         layer, kind, length = self.layer, self.layer.kind, batch.input_ids.shape[1]
         pairs = (anchors - 1).clamp(min=0)
         sources = self.source(batch.hidden, batch.last_hidden)
-        _, every = self.enter(self.embed(batch.input_ids.roll(-1, 1)), sources)  # the last pair is never seen
+        # roll gives the last pair a wrong token, but no query sees that pair.
+        _, every = self.enter(self.embed(batch.input_ids.roll(-1, 1)), sources)
         k_ctx, v_ctx = layer.self_attn.keys_values(
             every, self.rotary(every, torch.arange(length, device=rows.device), kind)
         )
@@ -90,7 +91,7 @@ class Chain(Model):
         return found
 
     def start(self) -> PairState:
-        """Nothing observed yet."""
+        """See Draft.start."""
         return PairState()
 
     def observe_all(
@@ -101,7 +102,7 @@ class Chain(Model):
         hidden: Tensor,
         last_hidden: Tensor,
     ) -> None:
-        """Append the pairs that the positions complete; each sequence's last one waits for the token after it."""
+        """See Draft.observe_all: appends the complete pairs. The last position waits for its next token."""
         sources = self.source(hidden, last_hidden).split(list(counts))
         ids, before, found = [], [], []
         for state, own, new in zip(states, tokens.split(list(counts)), sources, strict=True):
@@ -120,10 +121,8 @@ class Chain(Model):
             state.length += count
 
     def begin(self, states: Sequence[PairState], anchors: Tensor) -> Step:
-        """See Model.begin: a pass of the layer a token."""
-        assert all(state.pending is not None for state in states), (
-            "a prompt is observed before anything is drafted"
-        )
+        """See Model.begin: each token takes one pass of the layer."""
+        assert all(state.pending is not None for state in states), "observe the prompt before drafting"
         layer, kind = self.layer, self.layer.kind
         memory = torch.cat([state.pending for state in states if state.pending is not None])  # [R, H]
         places = torch.tensor([[state.length] for state in states], device=anchors.device)
@@ -149,7 +148,7 @@ class Chain(Model):
         return step
 
     def _window_mask(self, kind: str, length: int, q: Tensor) -> Tensor | None:
-        """bool [1, length]: the last keys that a query sees; None where that is all of them."""
+        """bool [1, length]: which keys a query sees, or None if it sees all."""
         window = self.window(kind)
         if window is None or length <= window:
             return None

@@ -1,6 +1,6 @@
-"""DSpark (arXiv 2607.05147): a parallel backbone, a light sequential head, a confidence head.
+"""DSpark (arXiv 2607.05147): a parallel backbone, a light sequential head and a confidence head.
 
-With ``markov_rank: 0`` and no confidence head this is DFlash, in either convention of backbone.py.
+With ``markov_rank: 0`` and no confidence head, this is DFlash in either convention of backbone.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.drafts.model import Step
 
 
 class DSpark(Backbone):
-    """Backbone with a sequential head (``markov_rank`` > 0) and a confidence head (``enable_confidence_head``)."""
+    """The backbone with a sequential head (``markov_rank`` > 0) and a confidence head (``enable_confidence_head``)."""
 
     NAME = "DSpark"
 
@@ -50,14 +50,14 @@ class DSpark(Backbone):
         return None if self.markov_head is None else self.markov_head.markov_w2.weight
 
     def confidence(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
-        """Confidence logits [..] for states [.., H] and embedded previous tokens [.., r]."""
+        """Confidence logits [..] from states [.., H] and embedded previous tokens [.., r]."""
         assert self.confidence_head is not None
         return self.confidence_head(hidden, embedded if self.config.confidence_head_with_markov else None)
 
     def head_inputs(
         self, batch: Batch, blocks: Blocks, states: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
-        """See Model.head_inputs: draft k follows the token at a+k (teacher forcing)."""
+        """See Model.head_inputs. Under teacher forcing, the token before draft k is the one at a+k."""
         if self.markov_head is None:
             return None, None
         steps = torch.arange(self.max_drafts, device=states.device)
@@ -70,7 +70,7 @@ class DSpark(Backbone):
         self, hidden: Tensor, embedded: Tensor | None, where: tuple[Tensor, ...], tv: Tensor | None,
         supervision: Supervision,
     ) -> Tensor:  # fmt: skip
-        """Weighted BCE against 1 - TV(p_d, p_t), or an accept/reject drawn from it; zero while there is no label."""
+        """Weighted BCE with the label 1 - TV(p_d, p_t), or with a sample of it; zero if the label is not computed."""
         if self.confidence_head is None:
             return hidden.new_zeros((), dtype=torch.float32)
         logits = self.confidence(hidden, None if embedded is None else embedded[where]).float()
@@ -83,7 +83,7 @@ class DSpark(Backbone):
         return (each * supervision.weights[where]).sum()
 
     def begin(self, states: Sequence[ContextState], anchors: Tensor) -> Step:
-        """See Model.begin: one parallel pass, then p_k = softmax(U_k + B_k) from left to right."""
+        """See Model.begin: one parallel pass gives all U_k; then p_k = softmax(U_k + B_k) from left to right."""
         hidden = self.draft(states, anchors)  # [R, G, H]
         parallel = self.logits(hidden)  # [R, G, D]
         slots, memory = iter(range(self.max_drafts)), None

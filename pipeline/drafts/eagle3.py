@@ -1,8 +1,8 @@
 """Eagle3 (arXiv 2503.01840): one layer over [norm(embedding); norm(hidden)], trained on its own states.
 
-``hidden`` is fc of the taps at the first step and the layer's own output (before the final norm) at later ones. The
-residual is taken before ``hidden_norm`` (after it in drafts of others whose config says ``norm_before_residual``).
-DeepSpec's shape: five taps, Qwen3 layer; the original: three, Llama layer.
+In the first step ``hidden`` is fc of the taps; in later steps it is the layer's own output before the final norm. The
+residual is taken before ``hidden_norm``, or after it if the config of an imported draft has ``norm_before_residual``.
+DeepSpec's shape has five taps and a Qwen3 layer; the original has three taps and a Llama layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEP_WEIGHT = 0.8
 
 
 class Eagle3(Chain):
-    """Training-time test of ``ttt_length`` steps; drafts as many."""
+    """Trained with a training-time test of ``ttt_length`` steps; drafts ``block_size`` tokens."""
 
     NAME = "Eagle3"
 
@@ -32,7 +32,7 @@ class Eagle3(Chain):
 
     @staticmethod
     def default_decay(block_size: int) -> float:
-        """See Model.default_decay: a step weighs 0.8 of the one before."""
+        """See Model.default_decay: each step has 0.8 times the weight of the step before."""
         return -1 / math.log(STEP_WEIGHT)
 
     @property

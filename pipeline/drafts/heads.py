@@ -1,8 +1,8 @@
 """The sequential heads and the confidence head of DSpark (design.md, "Heads", "Confidence").
 
-A sequential head adds B_k = W2 f_k to the parallel logits of draft k; its features f_k depend on the previous token
-x_{k-1} (vanilla), also on the state h_k (gated), also on the tokens before (rnn). V vocabulary, D draft vocabulary,
-r rank, G drafts a block.
+A sequential head adds B_k = W2 f_k to the parallel logits of draft k. The features f_k depend on the previous token
+x_{k-1} (vanilla), in addition on the state h_k (gated), and in addition on all earlier tokens of the block (rnn).
+Shapes: V vocabulary, D draft vocabulary, r rank, G drafts per block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class MarkovHead(nn.Module):
-    """First-order head: f_k = W1[x_{k-1}]. The other heads differ in ``step``."""
+    """The first-order head: f_k = W1[x_{k-1}]. The other heads override ``step``."""
 
     def __init__(
         self, vocab_size: int, rank: int, draft_vocab_size: int | None = None, hidden_size: int = 0
@@ -22,28 +22,28 @@ class MarkovHead(nn.Module):
         self.markov_w2 = nn.Linear(rank, draft_vocab_size or vocab_size, bias=False)
 
     def embed(self, previous: Tensor) -> Tensor:
-        """W1[x]: ids of the previous tokens [..] -> [.., r]. The confidence head reads it too."""
+        """W1[x] [.., r] of the previous tokens' ids [..]. The confidence head also reads it."""
         return self.markov_w1(previous)
 
     def start(self, like: Tensor) -> Tensor | None:
-        """State before the first draft of blocks whose embedded tokens are ``like`` [.., r]; None without memory."""
+        """The state before the first draft, in the shape of ``like`` [.., r]; None if the head has no memory."""
         return None
 
     def step(self, embedded: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Features [.., r] of one draft and the state after it, from W1[x] [.., r], h [.., H] and the state before."""
+        """Features [.., r] and the new state, from W1[x] [.., r], h [.., H] and the state before this draft."""
         return embedded, None
 
     def features(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """Features [.., G, r] of whole blocks under teacher forcing: W1 of the tokens [.., G, r], states [.., G, H]."""
-        return self.step(embedded, hidden, None)[0]  # without memory the drafts of a block are independent
+        """Features [.., G, r] of whole blocks under teacher forcing, from W1[x] [.., G, r] and states [.., G, H]."""
+        return self.step(embedded, hidden, None)[0]  # without memory, each draft can be computed alone
 
     def bias(self, features: Tensor) -> Tensor:
-        """Features [.., r] -> logit bias [.., D]."""
+        """The logit bias [.., D] from features [.., r]."""
         return self.markov_w2(features)
 
 
 class GatedHead(MarkovHead):
-    """f_k = sigmoid(Wg [h_k; W1[x]]) * W1[x]: the state decides how much the previous token says."""
+    """f_k = sigmoid(Wg [h_k; W1[x]]) * W1[x]: the state decides how much influence the previous token has."""
 
     def __init__(self, vocab_size: int, rank: int, draft_vocab_size: int | None, hidden_size: int) -> None:
         super().__init__(vocab_size, rank, draft_vocab_size)
@@ -56,9 +56,9 @@ class GatedHead(MarkovHead):
 
 
 class RNNHead(MarkovHead):
-    """z = [s; W1[x]; h] -> gate, candidate, output: s' = sig(g) s + (1 - sig(g)) tanh(c), f = tanh(o).
+    """z = [s; W1[x]; h] gives gate g, candidate c and output o: s' = sig(g) s + (1 - sig(g)) tanh(c), f = tanh(o).
 
-    s starts at zero, or at a learned vector (``learned_start``).
+    The state s starts at zero, or at a learned vector (``learned_start``).
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RNNHead(MarkovHead):
         return torch.tanh(output), keep * before + (1 - keep) * torch.tanh(candidate)
 
     def features(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """See ``MarkovHead.features``: draft after draft."""
+        """See ``MarkovHead.features``. The drafts are computed one after another."""
         state: Tensor | None = None
         features = []
         for k in range(embedded.shape[-2]):
@@ -108,6 +108,6 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(width, 1)
 
     def forward(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
-        """hidden [.., H] (and W1 of the previous tokens [.., r]) -> confidence logits [..]."""
+        """Confidence logits [..] from ``hidden`` [.., H] and, if given, W1 of the previous tokens [.., r]."""
         x = hidden if embedded is None else torch.cat([hidden, embedded.to(hidden.dtype)], -1)
         return self.proj(x).squeeze(-1)

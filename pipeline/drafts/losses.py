@@ -1,18 +1,19 @@
-"""Cross-entropy and L1 over a large vocabulary, in chunks of slots, with the gradient formed in the forward pass.
+"""Cross-entropy and L1 over a large vocabulary, in chunks of slots; the forward pass also computes the gradient.
 
-For each supervised slot, p = softmax(cap(h W_head) + f W2) is the draft's distribution, q = softmax(cap(t W_target))
-the target's (t: its final state; cap: Gemma's soft cap c tanh(x / c), the identity elsewhere). The weighted sum
+For each supervised slot, p = softmax(cap(h W_head) + f W2) is the draft's distribution and q = softmax(cap(t W_target))
+is the target's. t is the target's final state; cap is Gemma's soft cap c tanh(x / c), for other models the identity.
+The weighted sum
 
     sum_n w_n (c_ce CE_n + c_l1 |p_n - q_n|_1 + c_soft H(q_n, p_n))      CE_n = -log p_n[label_n]
                                                                          H(q, p) = -sum_v q_v log p_v
 
 has the gradient  w (c_ce (p - onehot) + c_l1 p (s - <s, p>) + c_soft (<1, q> p - q)),  s = sign(p - q),  in the logits.
-Forming it while a chunk's logits are at hand means that [slots, V] never exists, and that nothing is kept for the
-backward pass but gradients of h, f and W2 (the head is frozen). Distributions and divergences are fp32 whatever the
-products' type (pitfall 28: in bf16 their gradient is 31 % off near convergence).
+It is computed while the logits of a chunk exist. So a tensor [slots, V] is never needed, and the backward pass needs
+only the gradients of h, f and W2 (the head is frozen). Distributions and divergences are fp32 whatever the type of the
+products is (pitfall 28: in bf16 their gradient is wrong by 31 % near convergence).
 
-With a reduced draft vocabulary p lives on D of the V tokens and is 0 elsewhere: q is normalised over all V, its mass
-outside counts in full in |p - q|_1, and a label outside has no cross-entropy.
+With a reduced draft vocabulary, p covers D of the V tokens and is 0 elsewhere. q is normalised over all V; its mass
+outside D counts in full in |p - q|_1, and a label outside D has no cross-entropy.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Logits whose fp32 passes run together: on a CPU they stay in a core's second-level cache (three times faster than
-# whole chunks), on a GPU they bound the memory. The products take whole chunks: with 900 rows instead of 128 a CPU's
-# matrix unit is 3.7 times faster, because packing the head is paid once a chunk.
+# How many logits one fp32 pass takes. On a CPU, so few stay in the second-level cache of a core, which is three times
+# faster than a pass over a whole chunk. On a GPU the number bounds the memory. Matrix products take whole chunks: with
+# 900 rows instead of 128, a CPU's matrix unit is 3.7 times faster, because it packs the head only once per chunk.
 TOGETHER = {"cpu": 400_000, "cuda": 20_000_000}
-TINY = 1e-38  # smallest probability whose logarithm is taken
+TINY = 1e-38  # smaller probabilities are raised to this one before the logarithm
 
 
 @dataclass(frozen=True)
 class Output:
-    """What turns states into distributions; all of it frozen.
+    """The frozen tensors that turn states into distributions.
 
-    ``head`` [D, H] of the draft, ``target_head`` [V, H] (the same tensor at full vocabulary), ``ids`` int64 [D] the
-    tokens of a reduced draft vocabulary (None: D = V), ``softcap`` c or None.
+    ``head`` [D, H] is the draft's, ``target_head`` [V, H] the target's (the same tensor at full vocabulary). ``ids``
+    int64 [D] are the tokens of a reduced draft vocabulary (None: D = V). ``softcap`` is c, or None for no cap.
     """
 
     head: Tensor
@@ -44,7 +45,7 @@ class Output:
     softcap: float | None = None
 
     def indices(self, tokens: Tensor) -> Tensor:
-        """Rows of ``head`` that stand for ``tokens`` int64 [..]; -1 where there is none."""
+        """The rows of ``head`` for ``tokens`` int64 [..]; -1 for a token outside the draft vocabulary."""
         if self.ids is None:
             return tokens
         place = torch.full((len(self.target_head),), -1, device=tokens.device)
@@ -54,10 +55,10 @@ class Output:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Weights of the terms, and what else is wanted.
+    """Weights of the terms, and which figures are computed besides.
 
-    ``compare``: form the target's distribution although no term needs it (a third of the products).
-    ``agreement``: whether both modes are equal.
+    ``compare`` computes the target's distribution even if no term needs it; it takes a third of the products.
+    ``agreement`` computes whether both distributions have the same mode.
     """
 
     ce: float
@@ -68,16 +69,16 @@ class Coefficients:
 
     @property
     def needs_target(self) -> bool:
-        """Whether the target's logits are formed."""
+        """Whether the target's logits are computed."""
         return self.compare or self.agreement or self.l1 != 0 or self.soft != 0
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Sums over the slots (weighted) and figures of each slot [n].
+    """Weighted sums over the slots, and figures of each slot [n].
 
-    ``total`` carries the gradient. ``tv`` is the total variation |p - q|_1 / 2, None where the distributions were not
-    compared. ``agreement`` (equal modes, 0 or 1) is None unless asked for.
+    ``total`` has the gradient. ``tv`` is the total variation |p - q|_1 / 2, or None if the distributions were not
+    compared. ``agreement`` is 1 where the modes are equal, else 0; it is None if ``Coefficients`` does not ask for it.
     """
 
     total: Tensor
@@ -98,11 +99,11 @@ def distribution_loss(
     coefficients: Coefficients,
     chunk: int = 512,
 ) -> Terms:
-    """The weighted sum of the module's docstring over n slots.
+    """The weighted sum in this module's docstring, over n slots.
 
-    hidden [n, H]; features [n, r] and w2 [D, r] (or None, None without a sequential head); target_hidden [n, H];
-    labels int64 [n], target ids; weights fp32 [n]. ``chunk``: slots whose [chunk, V] logits exist at a time.
-    Matrix products run in the autocast type where autocast is on, else in hidden's type.
+    hidden [n, H]; features [n, r] and w2 [D, r], both None without a sequential head; target_hidden [n, H]; labels
+    int64 [n] are the target's ids; weights fp32 [n]. At any time the logits of only ``chunk`` slots exist. Matrix
+    products run in the autocast type if autocast is on, else in the type of ``hidden``.
     """
     total, ce_sum, l1_sum, tv, agree = _Distribution.apply(
         hidden, features, w2, output, target_hidden, output.indices(labels), weights, coefficients, chunk,
@@ -165,7 +166,7 @@ class _Distribution(torch.autograd.Function):
 
 
 def _gradients(h: Tensor, f: Tensor | None, w2: Tensor | None) -> list[Tensor | None]:
-    """Room for the gradients of hidden, features and w2 (summed over chunks in fp32)."""
+    """Empty tensors for the gradients of hidden, features and w2; that of w2 sums over chunks in fp32."""
     if f is None or w2 is None:
         return [torch.empty_like(h), None, None]
     return [
@@ -176,7 +177,7 @@ def _gradients(h: Tensor, f: Tensor | None, w2: Tensor | None) -> list[Tensor | 
 
 
 def _logits(h: Tensor, head: Tensor, softcap: float | None, with_slope: bool) -> tuple[Tensor, Tensor | None]:
-    """cap(h W) [c, V] and, for the gradient, the slope of the cap (None without one)."""
+    """cap(h W) [c, V], and the slope of the cap for the gradient (None without a cap)."""
     logits = torch.mm(h, head.t())
     if softcap is None:
         return logits, None
@@ -189,7 +190,7 @@ def _collect(
     gradient: Tensor, slope: Tensor | None, part: slice, w: Tensor, f: Tensor | None, m: Tensor | None,
     grads: list[Tensor | None],
 ) -> None:  # fmt: skip
-    """Turn the gradient in a chunk's logits [c, D] into those of hidden, features and w2."""
+    """Turn the gradient of a chunk's logits [c, D] into those of hidden, features and w2."""
     hidden, features, matrix = grads
     assert hidden is not None
     if f is not None and m is not None and features is not None and matrix is not None:
@@ -200,16 +201,16 @@ def _collect(
 
 @dataclass(frozen=True)
 class _Rows:
-    """The fp32 passes over a chunk's logits."""
+    """The fp32 passes over the logits of one chunk."""
 
-    labels: Tensor  # int64 [c], -1 outside the draft vocabulary
+    labels: Tensor  # int64 [c]; -1 outside the draft vocabulary
     weights: Tensor  # fp32 [c]
     coefficients: Coefficients
     ids: Tensor | None
     with_gradient: bool
 
     def run(self, logits: Tensor, target: Tensor | None, figures: Tensor) -> Tensor:
-        """Fill ``figures`` [3, c], write the gradient over ``logits`` [c, D]; the chunk's part of the total."""
+        """Return the chunk's part of the total, fill ``figures`` [3, c], write the gradient into ``logits`` [c, D]."""
         step = max(1, TOGETHER.get(logits.device.type, TOGETHER["cuda"]) // logits.shape[1])
         total = figures.new_zeros(())
         for first in range(0, len(logits), step):
@@ -248,17 +249,16 @@ class _Rows:
         return ((mode if self.ids is None else self.ids[mode]) == target.argmax(-1)).float()
 
     def _target(self, logits: Tensor) -> Tensor:
-        """The target's probabilities [c, D] of the tokens that the draft has, normalised over all of them."""
-        q = torch.softmax(
-            logits, -1
-        )  # one fused pass; picking columns first would need a log-sum-exp of four
+        """The target's probabilities [c, D] of the draft's tokens, normalised over all V tokens."""
+        # The softmax over all V is one fused pass; selecting columns first would need a log-sum-exp, which is four.
+        q = torch.softmax(logits, -1)
         return q if self.ids is None else q[:, self.ids]
 
     def _gradient(
         self, p: Tensor, q: Tensor | None, sign: Tensor | None, mass: Tensor | None, label: Tensor, weight: Tensor,
         label_weight: Tensor,
     ) -> Tensor:  # fmt: skip
-        """The docstring's gradient for a few rows; overwrites ``p`` and ``sign``."""
+        """The gradient in the module's docstring for a few rows. It overwrites ``p`` and ``sign``."""
         c = self.coefficients
         scale = c.ce * label_weight
         if c.soft and q is not None and mass is not None:

@@ -1,7 +1,9 @@
-"""What the drafts of all algorithms share: the target's embedding and head, layers of one family, the final norm, the
-loss over supervised drafts, and drafting left to right. An algorithm adds where the states come from.
+"""What the drafts of all algorithms share.
 
-Shapes: B sequences of S tokens (R at decoding), A anchors, N kept blocks, G drafts a block, H hidden size, V
+That is the target's embedding and head, layers of one family, the final norm, the loss over supervised drafts, and
+drafting from left to right. An algorithm adds how the states are computed.
+
+Shapes: B sequences of S tokens (R in decoding), A anchors, N kept blocks, G drafts per block, H hidden size, V
 vocabulary, D draft vocabulary (V unless ``draft_vocab_size`` reduces it), r rank of a sequential head.
 """
 
@@ -21,21 +23,24 @@ from pipeline.drafts.families.attention import AttentionPlan, Shape, default_bac
 from pipeline.drafts.families.layers import DecoderLayer
 from pipeline.drafts.losses import Coefficients, Output, Terms, distribution_loss
 
-# The next drafts' logits [R, D] and confidences (fp32 [R] in [0, 1], or None), given the tokens [R] before them.
+# Takes the previous tokens [R]; returns the next drafts' logits [R, D] and confidences (fp32 [R] in [0, 1], or None).
 Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Model(Draft):
-    """Embedding, layers, norm and head; ``width``: what a layer's projections read (the hidden size by default)."""
+    """Embedding, layers, norm and head. ``width`` is the input width of the projections (default: the hidden size)."""
 
-    NAME: str  # in architectures[0] of config.json, between the family's name and "Model"
+    NAME: str  # architectures[0] of config.json is the family's name, this name and "Model"
     d2t: Tensor | None
     t2d: Tensor | None
     target_head: Tensor | None
 
     def __init__(self, config: Any, family: ModuleType, width: int | None = None) -> None:
         super().__init__()
-        self.config, self.norm_class = config, family.RMSNorm  # no module: a draft can be copied
+        self.config, self.norm_class = (
+            config,
+            family.RMSNorm,
+        )  # a class and not the module, so that a draft can be copied
         hidden, vocabulary = config.hidden_size, config.vocab_size
         self.embed_tokens = nn.Embedding(vocabulary, hidden)
         self.layers = nn.ModuleList(
@@ -46,64 +51,64 @@ class Model(Draft):
         self.lm_head = nn.Linear(hidden, self.draft_vocab_size, bias=False)
         self.scale = family.embedding_scale(config)
         reduced = self.draft_vocab_size < vocabulary
-        # Engines' form: target id = draft id + d2t[draft id]; t2d says which tokens of the target the draft has.
+        # As engines expect: target id = draft id + d2t[draft id]; t2d is True for the target's ids that the draft has.
         self.register_buffer(
             "d2t", torch.zeros(self.draft_vocab_size, dtype=torch.int64) if reduced else None
         )
         self.register_buffer("t2d", torch.zeros(vocabulary, dtype=torch.bool) if reduced else None)
-        # The target's whole head, which a reduced draft is compared with; not part of a checkpoint.
+        # The loss of a reduced draft needs the target's whole head. It is not saved with the draft.
         self.register_buffer("target_head", None, persistent=False)
 
     @staticmethod
     def default_decay(block_size: int) -> float:
-        """Decay of the position weight exp(-(k-1)/decay): the paper's, the block size."""
+        """The decay of the position weight exp(-(k-1)/decay). As in the paper, it is the block size."""
         return float(block_size)
 
     def make_norm(self) -> nn.Module:
-        """A norm over the hidden size."""
+        """A new norm over the hidden size."""
         return self.norm_class(self.config.hidden_size, eps=self.config.rms_norm_eps)
 
     @property
     def decoder_layers(self) -> list[DecoderLayer]:
-        """The draft's layers, by their type."""
+        """The draft's layers, typed as ``DecoderLayer``."""
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     @property
     def draft_vocab_size(self) -> int:
-        """D, the tokens that the draft can propose."""
+        """D, the number of tokens that the draft can propose."""
         return getattr(self.config, "draft_vocab_size", None) or self.config.vocab_size
 
     @property
     def ids(self) -> Tensor | None:
-        """Target ids int64 [D] of a reduced draft vocabulary."""
+        """The target ids int64 [D] of a reduced draft vocabulary, else None."""
         return None if self.d2t is None else target_ids(self.d2t)
 
     def window(self, kind: str) -> int | None:
-        """Positions that layers of type ``kind`` see; None: all."""
+        """How many positions layers of type ``kind`` see; None means all."""
         return self.config.sliding_window if kind == "sliding_attention" else None
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Input embeddings [.., H] of ids [..], scaled as the family does it, in the type of the trained tensors."""
+        """Input embeddings [.., H] of ids [..], scaled as in the family, in the type of the trained tensors."""
         embedded = self.embed_tokens(ids)
-        if self.scale != 1:  # rounded as the target does it
+        if self.scale != 1:  # the factor is rounded as in the target
             embedded = embedded * torch.tensor(self.scale, dtype=embedded.dtype)
         return embedded.to(next(self.norm.parameters()).dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """U = head(h), softcapped where the target's is: fp32 [.., D] for states [.., H]."""
+        """U = head(h), fp32 [.., D] for states [.., H]; softcapped if the target's logits are."""
         logits = self.lm_head(hidden.to(self.lm_head.weight.dtype)).float()
         cap = self.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @property
     def softcap(self) -> float | None:
-        """Gemma's cap of the final logits."""
+        """Gemma's cap of the final logits; None for other targets."""
         return getattr(self.config, "final_logit_softcapping", None)
 
     def plans(
         self, rows: Tensor, anchors: Tensor, context: int, queries: int, keys: int, first: int = 0
     ) -> dict[str, AttentionPlan]:
-        """Attention plans by layer type for N blocks (see attention.py)."""
+        """The attention plan of each layer type for N blocks (see attention.py)."""
         backend = self.attention or default_backend(rows.device)
         return {
             kind: plan_attention(
@@ -116,34 +121,34 @@ class Model(Draft):
 
     @abstractmethod
     def block_states(self, batch: Batch, blocks: Blocks, drafts: int | None = None) -> Tensor:
-        """Final states [B, A, G, H] of the kept blocks (zero elsewhere); the first ``drafts`` of each at least."""
+        """Final states [B, A, G, H] of at least the first ``drafts`` drafts of the kept blocks; zero elsewhere."""
 
     def head_inputs(
         self, batch: Batch, blocks: Blocks, states: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Embedded previous tokens and features of a sequential head, [B, A, G, r] each; None without one."""
+        """Embedded previous tokens and features of the sequential head, each [B, A, G, r]; None without such a head."""
         return None, None
 
     @property
     def bias_weight(self) -> Tensor | None:
-        """W2 [D, r] of the sequential head."""
+        """W2 [D, r] of the sequential head; None without such a head."""
         return None
 
     def loss(
         self, batch: Batch, blocks: Blocks, supervision: Supervision, weights: LossWeights, chunk_slots: int = 512
     ) -> LossTerms:  # fmt: skip
-        """Loss terms of the supervised drafts (design.md, "Loss"); see Draft.loss."""
+        """See Draft.loss; design.md, "Loss", has the formula."""
         drafts = self.trained_drafts if self.training else self.max_drafts
         wanted = supervision.mask & (torch.arange(self.max_drafts, device=supervision.mask.device) < drafts)
         where = wanted.nonzero(as_tuple=True)  # rows, columns, drafts: [n] each
         if len(where[0]) == 0:
             return self._nothing(supervision)
         useful = blocks.where(wanted.any(-1))
-        # Whatever is supervised here, a chain makes as many passes on every rank: ZeRO-3 gathers in each (pitfall 30).
+        # A chain makes equally many passes on every rank, because ZeRO-3 gathers in each pass (pitfall 30).
         states = self.block_states(batch, useful, drafts)
         embedded, features = self.head_inputs(batch, useful, states)
         hidden = states[where]  # [n, H]
-        positions = blocks.anchors[where[:2]] + where[2]  # draft k follows the token at a+k
+        positions = blocks.anchors[where[:2]] + where[2]  # the token before draft k is at a+k
         slot_weights = supervision.weights[where]
         terms = distribution_loss(
             hidden, None if features is None else features[where], self.bias_weight, self._output(),
@@ -157,12 +162,12 @@ class Model(Draft):
         self, hidden: Tensor, embedded: Tensor | None, where: tuple[Tensor, ...], tv: Tensor | None,
         supervision: Supervision,
     ) -> Tensor:  # fmt: skip
-        """Weighted sum over the drafts of the confidence head's loss; zero without such a head."""
+        """The confidence head's loss as a weighted sum over the drafts; zero without such a head."""
         return hidden.new_zeros((), dtype=torch.float32)
 
     @property
     def learns_confidence(self) -> bool:
-        """Whether there is a confidence head, whose labels compare the two distributions."""
+        """Whether there is a confidence head. Its labels need both distributions."""
         return False
 
     def _coefficients(self, weights: LossWeights) -> Coefficients:
@@ -171,11 +176,13 @@ class Model(Draft):
 
     def _output(self) -> Output:
         target = self.lm_head.weight if self.d2t is None else self.target_head
-        assert target is not None, "a reduced draft is trained with the target's head (registry, checkpoint)"
+        assert target is not None, (
+            "a reduced draft needs the target's head in training (registry, checkpoint)"
+        )
         return Output(self.lm_head.weight, target, self.ids, self.softcap)
 
     def _nothing(self, supervision: Supervision) -> LossTerms:
-        """Zeros with a graph through every trainable tensor: a rank without slots still takes part (pitfall 30)."""
+        """Zeros with a graph through every trainable tensor, so that a rank without slots takes part (pitfall 30)."""
         zero = sum(p.sum() * 0.0 for p in self.parameters() if p.requires_grad)
         assert isinstance(zero, Tensor)
         empty = torch.zeros_like(supervision.weights)
@@ -186,14 +193,14 @@ class Model(Draft):
 
     @abstractmethod
     def begin(self, states: Sequence[Any], anchors: Tensor) -> Step:
-        """The step function of a block after each observed context, whose anchors are the tokens [R]."""
+        """The function that drafts the next token of each block; ``anchors`` [R] are the blocks' first tokens."""
 
     @torch.no_grad()
     def propose_all(
         self, states: Sequence[Any], anchors: Tensor, sampler: Sampler, generator: torch.Generator | None = None,
         limit: int | None = None, thresholds: Sequence[float] = (),
     ) -> Proposals:  # fmt: skip
-        """Sample the blocks left to right, each token given the one before; see Draft.propose_all."""
+        """See Draft.propose_all. Tokens are sampled from left to right, each given the one before."""
         step, previous = self.begin(states, anchors), anchors
         tokens, probabilities, confidences = [], [], []
         alive = torch.ones_like(anchors, dtype=torch.bool)
@@ -201,7 +208,9 @@ class Model(Draft):
             logits, confidence = step(previous)
             if confidence is not None:
                 least = thresholds[k] if k < len(thresholds) else 0.0
-                alive = alive & ~(confidence < least)  # NaN goes on: it is recorded, and refused by name
+                alive = alive & ~(
+                    confidence < least
+                )  # a NaN continues, so that it is recorded and the error can name it
                 if least > 0 and not alive.any():
                     break
                 confidences.append(confidence)
@@ -220,11 +229,11 @@ class Model(Draft):
         )
 
     def _zeros(self, *shape: int) -> Tensor:
-        """Zeros fp32 of ``shape`` where the draft is."""
+        """fp32 zeros of ``shape`` on the draft's device."""
         return torch.zeros(shape, device=self.lm_head.weight.device)
 
     def _spread(self, probabilities: Tensor) -> Tensor:
-        """Probabilities [R, D] over all of the target's tokens [R, V]: 0 for what the draft does not have."""
+        """Probabilities [R, V] over the target's tokens from [R, D]; 0 for tokens that the draft does not have."""
         if self.ids is None:
             return probabilities
         return probabilities.new_zeros(len(probabilities), self.config.vocab_size).index_copy(
@@ -233,12 +242,12 @@ class Model(Draft):
 
 
 def target_ids(d2t: Tensor) -> Tensor:
-    """Target ids int64 [D] from the offsets ``d2t`` int64 [D] (target id - draft id)."""
+    """The target ids int64 [D] for the offsets ``d2t`` int64 [D] (target id - draft id)."""
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
 def _joined(parts: list[Tensor], empty: Tensor) -> Tensor:
-    """Drafts [R, ..] one after another, [R, n, ..]; ``empty`` without any."""
+    """The drafts [R, ..] stacked to [R, n, ..]; ``empty`` if there are none."""
     return torch.stack(parts, 1) if parts else empty
 
 
@@ -261,7 +270,7 @@ def _scatter(values: Tensor, where: tuple[Tensor, ...], mask: Tensor) -> Tensor:
 
 
 def append(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
-    """``buffer`` [2, capacity, ..] with ``new`` [2, n, ..] written behind ``length``; capacity doubles when full."""
+    """``buffer`` [2, capacity, ..] with ``new`` [2, n, ..] written after ``length``; a full buffer doubles."""
     buffer = torch.empty_like(new[:, :0]) if buffer is None else buffer
     needed = length + new.shape[1]
     if needed > buffer.shape[1]:
@@ -273,6 +282,6 @@ def append(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
 
 
 def following(lengths: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
-    """Positions int64 [N] of ``counts`` [R] tokens behind ``lengths`` [R] positions, one sequence after the other."""
+    """Positions int64 [N] of the next ``counts[r]`` tokens after ``lengths[r]`` positions, sequence after sequence."""
     spans = [torch.arange(length, length + count) for length, count in zip(lengths, counts, strict=True)]
     return torch.cat(spans).to(device)

@@ -1,8 +1,8 @@
-"""Multi-token prediction as DeepSeek-V3's module (arXiv 2412.19437, section 2.2), used recursively for more tokens.
+"""DeepSeek-V3's module for multi-token prediction (arXiv 2412.19437, section 2.2), applied repeatedly for more tokens.
 
-x = projection of [norm(embedding of the next token); norm(last hidden state)], one decoder layer, the target's head.
-The last hidden state is the target's after its final norm at the first step, the draft's after its own at later ones,
-so that both are what the head reads.
+x = projection of [norm(embedding of the next token); norm(last hidden state)], then one decoder layer and the target's
+head. In the first step the last hidden state is the target's after its final norm; in later steps it is the draft's
+after its own final norm. Both are states that the head reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.drafts.chain import Chain
 
 
 class MTP(Chain):
-    """Drafts ``block_size`` tokens; ``ttt_length`` of them are trained (1: the paper's baseline MTP-1)."""
+    """Drafts ``block_size`` tokens, of which the first ``ttt_length`` are trained."""
 
     NAME = "MTP"
 
@@ -28,7 +28,7 @@ class MTP(Chain):
         self.freeze()
 
     def source(self, hidden: Tensor, last_hidden: Tensor) -> Tensor:
-        """See Chain.source: the target's final state."""
+        """See Chain.source: this is the target's final state."""
         return last_hidden.to(self.eh_proj.weight.dtype)
 
     def enter(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Which drafters there are, and how a new draft is made for a target."""
+"""The drafters by name, and how a new draft is made for a target."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ALGORITHMS: dict[str, type[Model]] = {
     name: getattr(importlib.import_module(a.module), a.name) for name, a in algorithms.ALGORITHMS.items()
 }
 FILL_IN = "DFlashDraftModel"  # z-lab's name of 1+N DFlash, whatever the family of its layers
-# architectures[0] of config.json -> class; the family of the layers is that of model_type.
+# architectures[0] of config.json -> class. The family of the layers follows from model_type.
 ARCHITECTURES: dict[str, type[Model]] = {
     f"{family.NAME}{kind.NAME}Model": kind for family in FAMILIES.values() for kind in ALGORITHMS.values()
 } | {FILL_IN: DSpark}
 MODEL_TYPES = {family.model_type: name for name, family in algorithms.FAMILIES.items()}
-# Fields of the target's text config that describe every draft.
+# Fields that every draft takes from the target's text config.
 SHARED = (
     "hidden_size", "num_attention_heads", "max_position_embeddings", "rms_norm_eps", "pad_token_id", "bos_token_id",
     "eos_token_id", "final_logit_softcapping",
@@ -42,9 +42,9 @@ SHARED = (
 
 @dataclass(frozen=True)
 class Supervised:
-    """What training needs to know of a drafter before there is a draft.
+    """What training has to know about a drafter before it makes the draft.
 
-    ``drafts`` a block (G), of which the first ``trained`` have a loss, weighted by exp(-(k-1)/``decay``).
+    A block has ``drafts`` drafts (G). The first ``trained`` of them have a loss, with weights exp(-(k-1)/``decay``).
     """
 
     drafts: int
@@ -54,10 +54,10 @@ class Supervised:
 
 @dataclass(frozen=True)
 class Start:
-    """What a new draft may take from elsewhere; used where ``drafter.init`` asks for it.
+    """What a new draft may start from; ``drafter.init`` decides what is used.
 
-    ``layers``: raw weights of the target's last layers; ``pairs``: neighbouring tokens (previous, answer) int64 [n]
-    each; ``draft``: tensors of another draft, ``ids``: the reduced draft vocabulary, int64 [D] ascending.
+    ``layers`` are raw weights of the target's last layers. ``pairs`` are neighbouring tokens (previous, next), each
+    int64 [n]. ``draft`` holds the tensors of another draft. ``ids`` int64 [D], ascending, are a reduced vocabulary.
     """
 
     layers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Start:
 
 
 def supervised(drafter: DrafterConfig) -> Supervised:
-    """See ``Supervised``; without a configured decay it is the algorithm's own."""
+    """See ``Supervised``. If the config sets no decay, it is the algorithm's default."""
     drafts = drafter.block_size - (0 if drafter.sample_from_anchor else 1)
     default = ALGORITHMS[drafter.algorithm].default_decay(drafter.block_size)
     trained = drafts if drafter.train_steps is None else min(drafts, drafter.train_steps)
@@ -75,15 +75,17 @@ def supervised(drafter: DrafterConfig) -> Supervised:
 
 
 def family_of(drafter: DrafterConfig, target: Any) -> str:
-    """The family of the draft's layers: the configured one, else gemma4 for a Gemma target and qwen3 for others."""
+    """The family of the draft's layers: the configured one, else gemma4 for a Gemma target, else qwen3."""
     return drafter.family or ("gemma4" if str(target.model_type).startswith("gemma") else "qwen3")
 
 
 def chosen_taps(drafter: DrafterConfig, taps: list[int]) -> list[int]:
-    """Places of the taps that the drafter reads among the cache's ``taps``: all, or ``num_taps`` spread evenly."""
+    """Which of the cache's ``taps`` the drafter reads, as indices: all, or ``num_taps`` spread evenly."""
     count = len(taps) if drafter.num_taps is None else drafter.num_taps
     if count > len(taps):
-        raise ConfigError(f"drafter.num_taps={count}: the cache has the taps {taps}")
+        raise ConfigError(
+            f"drafter.num_taps={count}: expected at most {len(taps)}, because the cache has the taps {taps}"
+        )
     if count <= 1:
         return [len(taps) // 2] * count
     return [round(i * (len(taps) - 1) / (count - 1)) for i in range(count)]
@@ -97,15 +99,15 @@ def draft_config(
     mask_token_id: int | None,
     reduced: int | None = None,
 ) -> Any:
-    """The draft's config: the target's sizes (``rows``: its embedding rows) and the drafter's choices.
+    """The draft's config: the target's sizes (``rows`` of its embedding) and the drafter's choices.
 
-    ``reduced``: size of the draft vocabulary where it is smaller. Raises ``ConfigError`` for a target whose logits are
-    scaled: no draft here does that, and one that does not would learn from a distribution that is not the target's.
+    ``reduced`` is the size of a smaller draft vocabulary. Raises ``ConfigError`` for a target that scales its logits:
+    no draft does so, and without the scale a draft would learn a distribution that is not the target's.
     """
     for name in ("logit_scale", "logits_scaling"):
         if getattr(target, name, None) not in (None, 1, 1.0):
             raise ConfigError(
-                f"target: {name}={getattr(target, name)}: drafts for scaled logits are not supported"
+                f"target: {name}={getattr(target, name)}: drafts for a target with scaled logits are not supported"
             )
     family, kind = FAMILIES[family_of(drafter, target)], ALGORITHMS[drafter.algorithm]
     shared = {key: getattr(target, key) for key in SHARED if getattr(target, key, None) is not None}
@@ -136,7 +138,7 @@ def draft_config(
 
 
 def _is_fill_in(drafter: DrafterConfig) -> bool:
-    """Whether this is what z-lab calls DFlash: 1+N, and nothing but the backbone."""
+    """Whether this is what z-lab calls DFlash: 1+N, with the backbone alone."""
     bare = drafter.markov_rank == 0 and not drafter.confidence_head
     return ALGORITHMS[drafter.algorithm] is DSpark and bare and not drafter.sample_from_anchor
 
@@ -148,7 +150,7 @@ def build(
     mask_token_id: int | None,
     start: Start | None = None,
 ) -> Model:
-    """A new draft (fp32; embedding and head are the target's own tensors, frozen), seeded by torch's generator."""
+    """A new draft in fp32, with weights from torch's generator; embedding and head are the target's tensors, frozen."""
     start, rows = start or Start(), len(tensors.embedding)
     reduced = None if start.ids is None else len(start.ids)
     config = draft_config(drafter, tensors.config, rows, taps, mask_token_id, reduced)
@@ -165,9 +167,9 @@ def build(
 
 
 def head_tensors(draft: Model, head: Tensor, ids: Tensor | None) -> dict[str, Tensor]:
-    """The draft's head from the target's [V, H], with the tables of a reduced vocabulary ``ids`` int64 [D].
+    """The draft's head, taken from the target's [V, H]; for a reduced vocabulary ``ids`` int64 [D] also its tables.
 
-    The whole head is left with the draft for its loss.
+    A reduced draft also gets the whole head as ``target_head``, which its loss needs.
     """
     if ids is None or draft.d2t is None:
         return {"lm_head.weight": head}
@@ -178,12 +180,12 @@ def head_tensors(draft: Model, head: Tensor, ids: Tensor | None) -> dict[str, Te
 
 
 def head_rows(draft: Model, head: Tensor) -> Tensor:
-    """Those rows of the target's head [V, H] that the draft's head holds."""
+    """The rows of the target's head [V, H] that the draft's head holds."""
     return head if draft.ids is None else head[draft.ids]
 
 
 def _started(draft: Model, drafter: DrafterConfig, tensors: TargetTensors, start: Start) -> dict[str, Tensor]:
-    """Tensors that ``drafter.init`` asks for; what comes later in this function wins."""
+    """The tensors that ``drafter.init`` asks for; a later one in this function replaces an earlier one."""
     own: dict[str, Tensor] = {}
     if drafter.init.final_norm:
         own["norm.weight"] = warm_start.norm_weight(tensors.final_norm, tensors.config)
@@ -200,7 +202,7 @@ def _started(draft: Model, drafter: DrafterConfig, tensors: TargetTensors, start
 
 
 def _initialise(draft: Model, std: float) -> None:
-    """Normal weights for every product, as transformers starts a model."""
+    """Give every linear layer and embedding normally distributed weights, as transformers does."""
     for module in draft.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             torch.nn.init.normal_(module.weight, std=std)

@@ -1,1 +1,1 @@
-"""Decoder layers of the draft, one family a file; a family states only its difference from ``layers``."""
+"""The draft's decoder layers: one file per family, which holds only the difference from ``layers``."""

@@ -1,13 +1,13 @@
 """Attention of blocks over the target's context: three backends with equal results.
 
-A slot of a block at anchor a sees context positions < a of its own sequence and every key of its own block,
-nothing else (design.md, "Block"); with a sliding window only the last positions before itself. Blocks are kept flat:
-N blocks, ordered by sequence, then anchor. A block has Q queries and K keys of its own: Q = K = G for drafters that
-draft a block in one pass, Q = 1 and K = k for the k-th token of those that draft one after another.
+A slot of a block at anchor a sees only context positions < a of its own sequence and every key of its own block
+(design.md, "Block"). With a sliding window it sees only the last of those context positions. The N blocks are in one
+flat list, ordered by sequence and then by anchor. A block has Q queries and K keys of its own. If a block is drafted in
+one pass, Q = K = G; if it is drafted token by token, the k-th token has Q = 1 and K = k.
 
-``dense``    one SDPA call with a full mask; the plain statement of the rule.
-``grouped``  one SDPA call a group of neighbouring anchors, the context cut at the group's last anchor: several
-             times cheaper on a CPU, where flex_attention has no backward.
+``dense``    one SDPA call with a full mask; it states the rule directly.
+``grouped``  one SDPA call per group of neighbouring anchors, with the context up to the group's last anchor. It is
+             several times cheaper on a CPU, where flex_attention has no backward pass.
 ``flex``     flex_attention with a block mask, for GPUs.
 """
 
@@ -27,7 +27,7 @@ BACKENDS = ("dense", "grouped", "flex")
 
 @dataclass(frozen=True)
 class BlockGroup:
-    """Blocks first .. last-1 of one sequence, the context length they need, and their mask [n*Q, context + n*K]."""
+    """Blocks ``first`` .. ``last`` - 1 of one sequence, their context length, and their mask [n*Q, context + n*K]."""
 
     row: int
     first: int
@@ -38,9 +38,9 @@ class BlockGroup:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a block asks: ``queries`` Q at positions anchor + first + (0 .. Q-1), and ``keys`` K of its own.
+    """The attention of one block: Q = ``queries`` at positions anchor + first + (0 .. Q-1), and K = ``keys``.
 
-    ``window``: a query sees positions less than ``window`` before its own; None: all.
+    A query sees the positions that lie less than ``window`` before its own; None means all.
     """
 
     queries: int
@@ -49,7 +49,7 @@ class Shape:
     window: int | None = None
 
     def seen(self, anchors: Tensor, context: int) -> Tensor:
-        """bool [.., Q, context]: what the queries of blocks at ``anchors`` [..] see of the context."""
+        """bool [.., Q, context]: which context positions the queries of blocks at ``anchors`` [..] see."""
         columns = torch.arange(context, device=anchors.device)
         seen = (columns < anchors[..., None, None]).expand(*anchors.shape, self.queries, context)
         if self.window is None:
@@ -60,13 +60,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Everything about a batch's attention that does not depend on the layer."""
+    """The parts of a batch's attention that are the same for every layer."""
 
     backend: str
     shape: Shape
     groups: tuple[BlockGroup, ...] = ()
-    grid: Tensor | None = None  # int64 [B, A]: flat index of each block, 0 at padding (dense, flex)
-    filled: Tensor | None = None  # bool [B, A]: False at padding
+    grid: Tensor | None = None  # int64 [B, A]: flat index of each block, 0 for padding (dense, flex)
+    filled: Tensor | None = None  # bool [B, A]: False for padding
     mask: Any = None  # bool [B, 1, A*Q, S + A*K] (dense) or a BlockMask (flex)
 
 
@@ -78,7 +78,7 @@ def default_backend(device: torch.device) -> str:
 def plan_attention(
     rows: Tensor, anchors: Tensor, context_length: int, shape: Shape, backend: str
 ) -> AttentionPlan:
-    """Plan for N blocks: ``rows`` [N] ascending (sequence of each), ``anchors`` [N] ascending in each row."""
+    """The plan for N blocks: ``rows`` [N] are their sequences, ascending; ``anchors`` [N] ascend within a row."""
     if backend not in BACKENDS:
         raise ValueError(f"attention: expected one of {BACKENDS}, got {backend!r}")
     if backend == "grouped":
@@ -94,7 +94,8 @@ def attend(
 ) -> Tensor:
     """Attention output [N, Q, heads, d].
 
-    q [N, Q, heads, d]; k, v [N, K, kv, d] of the blocks; k_ctx, v_ctx [B, S, kv, d] of the context.
+    ``q`` [N, Q, heads, d], ``k`` and ``v`` [N, K, kv, d] are the blocks'; ``k_ctx`` and ``v_ctx`` [B, S, kv, d] are
+    the context's.
     """
     if plan.backend == "grouped":
         return _attend_grouped(plan, q, k_ctx, v_ctx, k, v, scale)
@@ -102,7 +103,7 @@ def attend(
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """SDPA on [B, length, heads, d] tensors with fewer key-value heads than heads allowed; same layout out."""
+    """SDPA on tensors [B, length, heads, d], of which k and v may have fewer heads; returns the layout of ``q``."""
     repeats = q.shape[2] // k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if repeats > 1:
@@ -118,10 +119,10 @@ def attend_each(
     masks: Sequence[Tensor | None],
     scale: float,
 ) -> Tensor:
-    """Attention output of q's shape for R blocks of different contexts, each attended by itself.
+    """Attention output [R, Q, heads, d] of R blocks with contexts of different lengths, one SDPA call for each block.
 
-    q [R, Q, heads, d]; k, v [R, K, kv, d] of the blocks; ``seen`` R keys and values [2, 1, S_r, kv, d] of the contexts;
-    ``masks`` R masks bool [Q, S_r + K] or None.
+    ``q`` [R, Q, heads, d], ``k`` and ``v`` [R, K, kv, d] are the blocks'. ``seen[r]`` [2, 1, S_r, kv, d] are keys and
+    values of context r; ``masks[r]`` is bool [Q, S_r + K] or None.
     """
     outputs = []
     for r, (context, mask) in enumerate(zip(seen, masks, strict=True)):
@@ -145,7 +146,7 @@ def _groups(rows: Tensor, anchors: Tensor, shape: Shape) -> tuple[BlockGroup, ..
 
 
 def _group_mask(anchors: Tensor, context: int, shape: Shape) -> Tensor:
-    """bool [n*Q, context + n*K]: context before the own anchor, then the own block."""
+    """bool [n*Q, context + n*K]: a query sees the context before its anchor, and its own block."""
     own = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)  # [n, n]
     own = own.repeat_interleave(shape.queries, 0).repeat_interleave(shape.keys, 1)
     return torch.cat([shape.seen(anchors, context).flatten(0, 1), own], dim=1)
@@ -165,7 +166,7 @@ def _attend_grouped(
 
 
 def _grid(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat block index and filled flag on a [B, A] grid (one row a sequence that has blocks or lies before one)."""
+    """On a grid [B, A]: each block's flat index, and whether there is a block. B ends at the last row with blocks."""
     count = torch.bincount(rows)
     offset = count.cumsum(0) - count
     column = torch.arange(int(count.max()), device=rows.device)
@@ -174,7 +175,7 @@ def _grid(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dense_mask(anchors: Tensor, filled: Tensor, context_length: int, shape: Shape) -> Tensor:
-    """bool [B, 1, A*Q, S + A*K]. Padding blocks see themselves, so that no row is fully masked (no NaN)."""
+    """bool [B, 1, A*Q, S + A*K]. Padding blocks see themselves, because a fully masked row would give NaN."""
     seen = shape.seen(anchors, context_length) & filled[..., None, None]  # [B, A, Q, S]
     own = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device)
     own = own.repeat_interleave(shape.queries, 0).repeat_interleave(shape.keys, 1)
@@ -216,7 +217,7 @@ _compiled_flex: Any = None
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Tensor:
-    """flex_attention, compiled on a GPU (uncompiled it holds the whole score matrix)."""
+    """flex_attention; on a GPU it is compiled, because otherwise it keeps the whole score matrix in memory."""
     from torch.nn.attention.flex_attention import flex_attention
 
     global _compiled_flex

@@ -1,5 +1,7 @@
-"""Gemma 4 draft layers: attention scale 1, normed values, keys and values of one projection where the target has it,
-norms after attention and MLP too, a scalar a layer, scaled embeddings.
+"""Gemma 4 draft layers.
+
+They have attention scale 1, normed values, further norms after attention and MLP, a scalar per layer, and scaled
+embeddings. Keys and values share a projection if those of the target do.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ class Rotary(layers.Rotary):
 
 
 class DecoderLayer(layers.DecoderLayer):
-    """Layer ``index`` of a draft; ``width`` as in ``layers.Attention``."""
+    """Layer ``index`` of a draft. ``width`` is described in ``layers.Attention``."""
 
     def __init__(self, config: Gemma4TextConfig, index: int, width: int | None = None) -> None:
-        assert config.layer_types is not None, "transformers fills it in"
+        assert config.layer_types is not None, "transformers sets it"
         kind, own = config.layer_types[index], config.per_layer_config[index]
         norm = partial(Gemma4RMSNorm, eps=config.rms_norm_eps)
         attention = layers.Attention(
@@ -48,29 +50,29 @@ class DecoderLayer(layers.DecoderLayer):
         self.layer_scalar = nn.Buffer(torch.ones(1))
 
     def join(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The residual after attention, which is normed before it is added."""
+        """See ``layers.DecoderLayer.join``. The output of attention is normed before it is added."""
         return x + self.post_attention_layernorm(attended)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """The second half of the layer, normed before and after, and the layer's scalar."""
+        """The MLP with a norm before and a norm after it; the layer's scalar multiplies the sum."""
         out = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
         return (x + out) * self.layer_scalar
 
 
 def make_config(values: dict[str, Any]) -> Gemma4TextConfig:
-    """The config that ``values`` describe; also those that transformers 5.10 wrote, with flat fields."""
+    """The config that ``values`` describe; they may have the flat fields that transformers 5.10 wrote."""
     config = Gemma4TextConfig.from_dict(values | {"layer_types": list(values["layer_types"])})
-    config.layer_types = list(values["layer_types"])  # transformers makes a target's last layer a full one
+    config.layer_types = list(values["layer_types"])  # transformers would make the last layer a full one
     return config
 
 
 def embedding_scale(config: Gemma4TextConfig) -> float:
-    """What embeddings are multiplied with."""
+    """The factor of the embeddings."""
     return config.hidden_size**0.5
 
 
 def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
-    """Fields of the draft's config that this family needs beside the shared ones: those of full-attention layers."""
+    """This family's fields of the draft's config, besides the shared ones: those of full-attention layers."""
     own = layers.full_layer(target)
     head_dim = getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads
     kv_heads = own.num_key_value_heads or target.num_attention_heads
@@ -92,7 +94,7 @@ def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[s
 
 
 def _nested_rope(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Rotary settings by layer type; a flat target has one for both."""
+    """Rotary settings by layer type. A target with flat settings has the same for both types."""
     nested = {k: dict(v) for k, v in parameters.items() if isinstance(v, dict)}
     flat = nested.get("full_attention") or layers.flat_rope(parameters)
     return {"full_attention": flat, "sliding_attention": nested.get("sliding_attention", flat)}

@@ -1,8 +1,8 @@
 """What the decoder layers of all families share: projections, residuals, rotary positions.
 
-The only change against a target's decoder layer is context injection: keys and values of the target's context stand
+The only difference from a target's decoder layer is context injection: keys and values of the target's context come
 before those of the block, K = [W_K H_ctx ; W_K H_d] (DFlash; design.md, "Context"). A family is a file beside this one
-that states ``NAME``, ``RMSNorm``, ``Rotary``, ``DecoderLayer``, ``embedding_scale``, ``config_fields`` and
+that defines ``NAME``, ``RMSNorm``, ``Rotary``, ``DecoderLayer``, ``embedding_scale``, ``config_fields`` and
 ``make_config``.
 """
 
@@ -20,38 +20,38 @@ Tables = tuple[Tensor, Tensor]  # cosine and sine, [.., 1, d]
 
 
 class Rotary(nn.Module):
-    """Cosine and sine tables for integer positions; parameters come from the draft's config."""
+    """Cosine and sine tables for integer positions; ``table`` is a rotary module of transformers."""
 
     def __init__(self, table: nn.Module) -> None:
         super().__init__()
         self.table = table
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
-        """Move, but never round: frequencies in bf16 would turn the positions of long contexts (pitfall 32)."""
+        """Move to another device but never round: bf16 frequencies would be wrong in long contexts (pitfall 32)."""
         return super()._apply(lambda x: x.to(fn(x).device), recurse)
 
     def forward(self, x: Tensor, positions: Tensor, kind: str) -> Tables:
-        """Tables [.., 1, d] in x's dtype for positions [..] in a layer of type ``kind``; one axis is for the heads."""
+        """Tables [.., 1, d] in x's dtype for positions [..] in a layer of type ``kind``; 1 is the heads' axis."""
         cos, sin = self.rows(x, positions.reshape(1, -1), kind)
         return cos.view(*positions.shape, 1, -1), sin.view(*positions.shape, 1, -1)
 
     def rows(self, x: Tensor, positions: Tensor, kind: str) -> Tables:
-        """Cosine and sine [1, n, d] of positions [1, n]; a family whose layer types differ overrides this."""
+        """Cosine and sine [1, n, d] of positions [1, n]. Families whose layer types differ override this."""
         return self.table(x, positions)
 
 
 def rotate(x: Tensor, tables: Tables) -> Tensor:
-    """Rotary embedding of x [.., heads, d] by tables of shape [.., 1, d]."""
+    """x [.., heads, d] with the rotary embedding of tables [.., 1, d]."""
     cos, sin = tables
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Projections and norms of one layer; where keys come from and who sees whom is the caller's business.
+    """Projections and norms of one layer. The caller decides what the keys are and which of them a query sees.
 
-    ``width``: of its input (the hidden size, or twice that where embedding and state come side by side). ``norm`` makes
-    the norm of queries and keys over a head. ``shared_values``: values are the keys' projection (no ``v_proj``).
+    ``width`` is the input's width: the hidden size, or twice the hidden size for [embedding; state]. ``norm`` makes the
+    norms of queries and keys over a head. With ``shared_values``, the values are the keys' projection (no ``v_proj``).
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Attention(nn.Module):
         self.v_norm: nn.Module = nn.Identity()
 
     def queries(self, x: Tensor, tables: Tables) -> Tensor:
-        """[.., width] -> normed and rotated queries [.., heads, d]."""
+        """Normed and rotated queries [.., heads, d] from x [.., width]."""
         return rotate(self.q_norm(self._heads(self.q_proj(x))), tables)
 
     def keys_values(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-        """[.., width] -> normed and rotated keys [.., kv, d] and values [.., kv, d]."""
+        """Normed and rotated keys [.., kv, d], and values [.., kv, d], from x [.., width]."""
         keys = self._heads(self.k_proj(x))
         values = keys if self.v_proj is None else self._heads(self.v_proj(x))
         return rotate(self.k_norm(keys), tables), self.v_norm(values)
@@ -90,7 +90,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm layer over slots [.., G, H]; ``kind`` is its entry of ``layer_types``."""
+    """One pre-norm layer over slots [.., G, H]; ``kind`` is its entry in ``layer_types``."""
 
     def __init__(
         self, attention: Attention, mlp: nn.Module, norm: Callable[[], nn.Module], kind: str
@@ -103,9 +103,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, tables: Tables, attend: Attend, attention_input: Tensor | None = None
     ) -> Tensor:
-        """Slots x [.., G, H] -> [.., G, H]; ``attend`` brings the context's keys and values.
+        """The layer's output [.., G, H] for slots x [.., G, H]; ``attend`` adds the context's keys and values.
 
-        ``attention_input`` [.., G, width] is what the projections read instead of the normed x.
+        If ``attention_input`` [.., G, width] is given, the projections read it instead of the normed x.
         """
         normed = self.input_layernorm(x) if attention_input is None else attention_input
         queries = self.self_attn.queries(normed, tables)
@@ -114,28 +114,28 @@ class DecoderLayer(nn.Module):
         return self.feed_forward(self.join(x, self.self_attn.o_proj(attended.flatten(-2))))
 
     def join(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The residual after attention."""
+        """The residual after attention, [.., G, H]."""
         return x + attended
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """The second half of the layer."""
+        """The second half of the layer: the MLP and its residual."""
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def layer_types(depth: int, sliding_window: int | None) -> list[str]:
-    """``layer_types`` of a draft: all layers see the whole context, or all see ``sliding_window`` positions."""
+    """``layer_types`` of a draft: all layers see the whole context, or ``sliding_window`` positions if it is set."""
     return ["full_attention" if sliding_window is None else "sliding_attention"] * depth
 
 
 def full_layer(target: Any) -> Any:
-    """The settings of the target's full-attention layers, whose heads differ from the others' in Gemma 4."""
+    """The settings of the target's full-attention layers. In Gemma 4, their heads differ from those of other layers."""
     kinds = list(getattr(target, "layer_types", None) or [])
     own = getattr(target, "per_layer_config", None)
     return own[kinds.index("full_attention")] if own is not None and "full_attention" in kinds else target
 
 
 def standard_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
-    """``config_fields`` of a family whose layers all have the same heads and rotary settings."""
+    """``config_fields`` for families whose layers all have the same heads and rotary settings."""
     own = full_layer(target)
     return {
         "head_dim": getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads,
@@ -148,19 +148,19 @@ def standard_fields(target: Any, depth: int, sliding_window: int | None) -> dict
 
 
 def embedding_scale(config: Any) -> float:
-    """What embeddings are multiplied with: by most families nothing."""
+    """The factor of the embeddings: most families have none."""
     return 1.0
 
 
 def flat_rope(parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """Rotary settings of a target as one flat dictionary: of its full-attention layers where they are nested.
+    """A target's rotary settings as one flat dictionary; if they are nested, those of its full-attention layers.
 
-    A partial rotary factor is left out: it describes the target's heads, not the draft's.
+    A partial rotary factor is left out, because it describes the target's heads and not the draft's.
     """
     values = dict(parameters or {})
     for name in ("full_attention", "main"):  # Gemma 3 and 4; DeepSeek-V4
         if isinstance(values.get(name), dict):
             values = dict(values[name])
-    if values.get("rope_type") == "proportional":  # Gemma 4's, which is a partial one
+    if values.get("rope_type") == "proportional":  # Gemma 4's partial rotary positions
         values = {"rope_type": "default", "rope_theta": values["rope_theta"]}
     return {k: v for k, v in values.items() if k != "partial_rotary_factor" and v is not None}

@@ -1,4 +1,4 @@
-"""Llama draft layers: as Qwen3's without norms over the heads. The original Eagle3 has one such layer."""
+"""Llama draft layers: like Qwen3's, but without norms over the heads. The original Eagle3 has one such layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rotary(layers.Rotary):
 
 
 class DecoderLayer(layers.DecoderLayer):
-    """Layer ``index`` of a draft; ``width`` as in ``layers.Attention``."""
+    """Layer ``index`` of a draft. ``width`` is described in ``layers.Attention``."""
 
     def __init__(self, config: LlamaConfig, index: int, width: int | None = None) -> None:
         head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
@@ -36,5 +36,5 @@ class DecoderLayer(layers.DecoderLayer):
 
 
 def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
-    """Fields of the draft's config that this family needs beside the shared ones."""
+    """This family's fields of the draft's config, besides the shared ones."""
     return layers.standard_fields(target, depth, sliding_window) | {"mlp_bias": False}

@@ -1,4 +1,4 @@
-"""Qwen3 draft layers: queries and keys are normed over each head. The default for every target but Gemma."""
+"""Qwen3 draft layers, with norms of queries and keys over each head. They are the default, except for Gemma."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Rotary(layers.Rotary):
 
 
 class DecoderLayer(layers.DecoderLayer):
-    """Layer ``index`` of a draft; ``width`` as in ``layers.Attention``."""
+    """Layer ``index`` of a draft. ``width`` is described in ``layers.Attention``."""
 
     def __init__(self, config: Qwen3Config, index: int, width: int | None = None) -> None:
-        assert config.head_dim is not None and config.layer_types is not None, "config_fields states them"
+        assert config.head_dim is not None and config.layer_types is not None, "config_fields sets them"
         norm = partial(Qwen3RMSNorm, eps=config.rms_norm_eps)
         kv_heads = config.num_key_value_heads or config.num_attention_heads
         attention = layers.Attention(
@@ -38,7 +38,7 @@ class DecoderLayer(layers.DecoderLayer):
 
 
 def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
-    """Fields of the draft's config that this family needs beside the shared ones."""
+    """This family's fields of the draft's config, besides the shared ones."""
     own = {"use_sliding_window": False, "max_window_layers": depth}
     if sliding_window is not None:
         own = {"use_sliding_window": True, "max_window_layers": 0}

@@ -1,1 +1,1 @@
-"""Drafts on disk: the native layout, the layouts of other projects, and the golden parity with them."""
+"""Drafts on disk: the native layout, the layouts of other projects, and the comparison with reference figures."""

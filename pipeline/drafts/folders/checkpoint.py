@@ -1,8 +1,8 @@
-"""Draft folders: ``config.json`` and ``model.safetensors``; written in the native layout (no ``model.`` prefix), read
-in any that foreign.py knows.
+"""Draft folders: ``config.json`` and ``model.safetensors``.
 
-Reading is strict: a missing, unexpected, wrong-shaped or all-zero tensor is an error that names it, because such a
-draft loads, serves, and accepts nothing (pitfall 43). Embedding and head may be absent: they are the target's.
+They are written in the native layout (no ``model.`` prefix) and read in every layout that foreign.py knows. Reading is
+strict: a missing, unexpected, wrong-shaped or all-zero tensor is an error that names it. A server would load such a
+draft, and none of its tokens would be accepted (pitfall 43). Embedding and head may be absent: they are the target's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointError(UserError):
-    """A folder that is no draft, or one that would not draft what it was trained to."""
+    """A folder that holds no draft, or a draft that would not compute what it was trained to compute."""
 
 
 def save(draft: Draft, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -49,7 +49,7 @@ def save(draft: Draft, folder: Path, dtype: torch.dtype | None = None) -> None:
 
 
 def read_config(folder: Path) -> Any:
-    """The draft's config under native names, with the defaults of the native layout; errors name the field."""
+    """The draft's config with native names and the defaults of the native layout. Errors name the field."""
     path = folder / CONFIG
     given = foreign.native_fields(path, _json(path))
     values: dict[str, Any] = DEFAULTS | given
@@ -68,8 +68,8 @@ def read_config(folder: Path) -> Any:
     values["sample_from_anchor"] = _anchor_first(path, given, default=name != FILL_IN)
     if name == FILL_IN and values["sample_from_anchor"]:
         raise CheckpointError(
-            f"{path}: field sample_from_anchor: expected false, got true: engines refuse such a {FILL_IN} or run it as "
-            "1+N; nearest: if it was trained to sample from the anchor, the same folder with architectures "
+            f"{path}: field sample_from_anchor: expected false, got true. Engines refuse such a {FILL_IN} or run it as "
+            "1+N. If it was trained to sample from the anchor, change the field architectures to "
             f'["{FAMILIES[MODEL_TYPES[values["model_type"]]].NAME}DSparkModel"], a DSpark without heads'
         )
     if values["model_type"] == "gemma4_text" and not values.get("layer_types"):
@@ -83,7 +83,7 @@ def read_config(folder: Path) -> Any:
 
 
 def _anchor_first(path: Path, given: dict[str, Any], default: bool) -> bool:
-    """The convention that a config states under either of its names; ``CheckpointError`` where they contradict."""
+    """The anchor convention that either field states. ``CheckpointError`` if the two fields contradict each other."""
     told = [bool(given["sample_from_anchor"])] if given.get("sample_from_anchor") is not None else []
     told += [not given["dspark_bonus_anchor"]] if given.get("dspark_bonus_anchor") is not None else []
     if len(set(told)) > 1:
@@ -95,26 +95,26 @@ def _anchor_first(path: Path, given: dict[str, Any], default: bool) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise CheckpointError(f"{path.parent}: expected a draft folder with {CONFIG}, found none")
+        raise CheckpointError(f"{path.parent}: expected a draft folder, but it holds no {CONFIG}")
     try:
         return dict(json.loads(path.read_text()))
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected a JSON object: {error}") from None
+        raise CheckpointError(f"{path}: expected a JSON object, got: {error}") from None
 
 
 def _check_taps(path: Path, values: dict[str, Any], needed: bool) -> None:
-    """The taps are different layers."""
+    """Raise ``CheckpointError`` unless the taps are different layers."""
     taps = values["target_layer_ids"]
     if needed and not taps:
         raise CheckpointError(f"{path}: field target_layer_ids: expected at least one layer, got {taps}")
     if len(set(taps)) < len(taps) or not all(isinstance(tap, int) and tap >= -1 for tap in taps):
         raise CheckpointError(
-            f"{path}: field target_layer_ids: expected different layers from -1 on, got {taps}"
+            f"{path}: field target_layer_ids: expected different layers, each -1 or above, got {taps}"
         )
 
 
 def _check_block(path: Path, values: dict[str, Any]) -> None:
-    """Fields that a block drafter cannot do without."""
+    """Raise ``CheckpointError`` for a missing or impossible field of a block drafter."""
     for name in BLOCK_FIELDS:
         if values.get(name) is None:
             raise CheckpointError(f"{path}: field {name} is missing")
@@ -132,19 +132,19 @@ def _check_block(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a draft folder, native names; ``CheckpointError`` where there is no whole safetensors file."""
+    """All tensors of a draft folder, with native names. ``CheckpointError`` if its safetensors file is not readable."""
     path = folder / WEIGHTS
     try:
         tensors = load_file(path)
     except (FileNotFoundError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: expected a safetensors file: {error}") from None
+        raise CheckpointError(f"{path}: expected a safetensors file, got: {error}") from None
     return foreign.native_tensors(path, _json(folder / CONFIG), tensors)
 
 
 def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Config and tensors of a draft, checked as strictly as ``load`` does, without its target.
+    """Config and tensors of a draft, checked as strictly as in ``load``, but without its target.
 
-    Embedding and head may be absent (a reduced head may not: the target's has other rows).
+    Embedding and head may be absent. A reduced head may not, because the target's head has other rows.
     """
     config, tensors = read_config(folder), read_tensors(folder)
     layers = getattr(config, "num_target_layers", None)
@@ -162,12 +162,12 @@ def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def make(config: Any) -> Model:
-    """A draft of the algorithm and the family that ``config`` names; its weights are arbitrary."""
+    """A draft of the algorithm and family that ``config`` names. Its weights are arbitrary."""
     return ARCHITECTURES[config.architectures[0]](config, FAMILIES[MODEL_TYPES[config.model_type]])
 
 
 def load(folder: Path, tensors: TargetTensors | None = None) -> Model:
-    """Read a draft; embedding and head come from ``tensors`` (the target's) where the folder has none."""
+    """Read a draft. If the folder has no embedding or head, they come from ``tensors``, which are the target's."""
     config = read_config(folder)
     path, weights = folder / WEIGHTS, read_tensors(folder)
     draft = make(config)
@@ -185,27 +185,29 @@ def load(folder: Path, tensors: TargetTensors | None = None) -> Model:
 
 
 def draft_ids(path: Path, weights: dict[str, Tensor], rows: int) -> Tensor | None:
-    """Target ids int64 [D] that ``d2t`` stands for, None without one.
+    """The target ids int64 [D] that ``d2t`` encodes; None if there is no ``d2t``.
 
-    Raises ``CheckpointError`` for ids that are not among the target's ``rows`` tokens, or that ``t2d`` contradicts.
+    Raises ``CheckpointError`` if ids are not below the target's ``rows``, repeat, or contradict ``t2d``.
     """
     if "d2t" not in weights:
         return None
     ids = target_ids(weights["d2t"])
     if not ((ids >= 0) & (ids < rows)).all() or len(ids.unique()) < len(ids):
         raise CheckpointError(
-            f"{path}: tensor d2t: expected different tokens below {rows} (id - draft id each)"
+            f"{path}: tensor d2t: expected offsets (target id - draft id) of different target ids below {rows}"
         )
     known = weights.get("t2d")
     if known is not None and (len(known) != rows or int(known.sum()) != len(ids) or not known[ids].all()):
-        raise CheckpointError(f"{path}: tensor t2d: does not name the {len(ids)} tokens of d2t")
+        raise CheckpointError(
+            f"{path}: tensor t2d: expected it to be True for exactly the {len(ids)} tokens of d2t"
+        )
     return ids
 
 
 def check(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Names and shapes of ``weights`` against ``expected``; ``CheckpointError`` names the first difference."""
+    """Compare names and shapes of ``weights`` with ``expected``. ``CheckpointError`` names the first difference."""
     for name in sorted(expected.keys() - weights.keys()):
-        raise CheckpointError(f"{path}: tensor {name} {expected[name]} is missing")
+        raise CheckpointError(f"{path}: tensor {name} of shape {expected[name]} is missing")
     for name in sorted(weights.keys() - expected.keys()):
         raise CheckpointError(f"{path}: tensor {name} is not part of this draft")
     for name, value in weights.items():
@@ -213,6 +215,6 @@ def check(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int,
             raise CheckpointError(
                 f"{path}: tensor {name}: expected shape {expected[name]}, got {tuple(value.shape)}"
             )
-        # Tokens 0 .. D-1 as the draft vocabulary have offsets of 0.
+        # If the draft vocabulary is the tokens 0 .. D-1, all offsets in d2t are 0.
         if not name.endswith("bias") and name != "d2t" and not value.any():
             raise CheckpointError(f"{path}: tensor {name} is all zero")

@@ -1,13 +1,13 @@
-"""Layouts of draft folders that others write, as the native one: fields of config.json and names of tensors.
+"""Translates the draft folders of other projects into the native layout: fields of config.json, names of tensors.
 
     speculators     ``speculators_model_type``: layers in ``transformer_layer_config``, taps counted from 1
     Eagle3          ``LlamaForCausalLMEagle3`` (``midlayer.*``) and vLLM's ``Eagle3Qwen3ForCausalLM``
-    SpecForge       ``DSparkDraftModel``, fields inside ``dflash_config``; early ones have ``logit_head.`` before names
-    z-lab DFlash    ``DFlashDraftModel``: native but for the fields inside ``dflash_config``
+    SpecForge       ``DSparkDraftModel``, fields inside ``dflash_config``; names may begin with ``logit_head.``
+    z-lab DFlash    ``DFlashDraftModel``: native, except for the fields inside ``dflash_config``
 
-Everything else is taken as native already. A native ``target_layer_ids`` L is the output of decoder layer L; readers
-that count hidden states (0: the embedding) write L + 1. What draftline cannot draft as the folder says (causal blocks,
-further norms) is refused by name: it would load, and accept nothing.
+All other folders are read as native. In a native ``target_layer_ids``, L is the output of decoder layer L; projects
+that count hidden states (0 is the embedding) write L + 1. If a field asks for something that draftline does not compute
+(causal blocks, further norms), the error names the field: such a draft would load, but no token would be accepted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from data_specs.export import EAGLE3_STEPS, ZERO_HEAD
 Fields = dict[str, Any]
 EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM")
 FAMILY_NAMES = {"qwen3": "Qwen3", "llama": "Llama", "gemma4_text": "Gemma4"}
-NESTED = ("dflash_config", "dspark_config")  # where fields may stand instead of at the top
+NESTED = ("dflash_config", "dspark_config")  # sections that may hold fields of the top level
 PREFIXES = (("logit_head.", ""), ("midlayer.", "layers.0."))
-# Of the verifier, in folders of speculators before 0.9.
+# Tensors of the verifier, in folders of speculators before 0.9.
 VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")
-# Fields that ask for computations which no draft here has, and what they must be.
+# Fields for computations that no draft here has, with the only value that is accepted.
 FIXED: Fields = {
     "norm_before_fc": False, "fc_norm": False, "use_aux_norm": False, "norm_output": False, "is_causal": False,
     "causal": False, "dflash_query_causal": False, "use_swa": False, "shift_label": False, "attention_sink_bias": False,
@@ -37,11 +37,11 @@ SPECULATORS = {"dspark": "DSpark", "dflash": "DSpark", "eagle3": "Eagle3"}
 
 
 class LayoutError(UserError):
-    """A folder in a foreign layout that does not say enough, or asks for what no draft here computes."""
+    """A folder of another project that lacks a field, or asks for something that no draft here computes."""
 
 
 def native_fields(path: Path, given: Fields) -> Fields:
-    """The fields of ``given`` (config.json at ``path``) under their native names; ``LayoutError`` names a field."""
+    """The fields of ``given`` (config.json at ``path``) with native names. ``LayoutError`` names the field."""
     values = _hoisted(path, given)
     if values.get("speculators_model_type"):
         values = _from_speculators(path, values)
@@ -52,27 +52,30 @@ def native_fields(path: Path, given: Fields) -> Fields:
         values["architectures"] = [f"{_family(path, values)}DSparkModel"]
     if isinstance(
         values.get("rope_parameters"), dict
-    ):  # what stands beside it is for readers that do not know it
+    ):  # the other two fields serve readers that do not know it
         values = {k: v for k, v in values.items() if k not in ("rope_theta", "rope_scaling")}
     if values.get("target_hidden_size") not in (None, values.get("hidden_size")):
-        raise LayoutError(f"{path}: field target_hidden_size: expected that of the draft's hidden_size")
+        raise LayoutError(
+            f"{path}: field target_hidden_size: expected {values.get('hidden_size')}, the draft's hidden_size, "
+            f"got {values['target_hidden_size']}"
+        )
     if values.get(ZERO_HEAD):
         values |= {"markov_rank": 0, "markov_head_type": "vanilla"}
     return {k: v for k, v in values.items() if k != ZERO_HEAD}
 
 
 def native_tensors(path: Path, given: Fields, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` (of the file ``path``) under their native names; ``given``: config.json as it was found.
+    """``tensors`` (of the file ``path``) with native names; ``given`` is the content of config.json.
 
-    A Markov head that the config marks as zero is taken off. Raises ``LayoutError`` where it is not zero, or where two
-    tensors claim one name.
+    A Markov head that the config marks as zero is removed. Raises ``LayoutError`` if it is not zero, or if two tensors
+    have the same native name.
     """
     renamed: dict[str, Tensor] = {}
     for name, value in tensors.items():
         for old, new in PREFIXES:
             name = new + name.removeprefix(old) if name.startswith(old) else name
         if name in renamed:
-            raise LayoutError(f"{path}: tensor {name} is there under two names")
+            raise LayoutError(f"{path}: tensor {name} is stored under two names; expected one")
         renamed[name] = value
     if given.get("speculators_model_type"):
         renamed = {name: value for name, value in renamed.items() if name not in VERIFIER}
@@ -80,7 +83,7 @@ def native_tensors(path: Path, given: Fields, tensors: dict[str, Tensor]) -> dic
 
 
 def _hoisted(path: Path, given: Fields) -> Fields:
-    """``given`` with what stands in nested sections at the top; a contradiction between the two is an error."""
+    """``given`` with the fields of nested sections moved to the top level. A contradiction is a ``LayoutError``."""
     values = dict(given)
     for section in NESTED:
         for key, value in (given.get(section) or {}).items():
@@ -91,7 +94,9 @@ def _hoisted(path: Path, given: Fields) -> Fields:
     for key, wanted in FIXED.items():
         got = eagle.get(key, values.get(key))
         if got is not None and got != wanted:
-            raise LayoutError(f"{path}: field {key}: expected {wanted}, got {got}: no draft here does that")
+            raise LayoutError(
+                f"{path}: field {key}: expected {wanted}, got {got}, which no draft of draftline computes"
+            )
     return {k: v for k, v in values.items() if k not in NESTED and k not in FIXED}
 
 
@@ -103,7 +108,7 @@ def _family(path: Path, values: Fields) -> str:
 
 
 def _from_speculators(path: Path, values: Fields) -> Fields:
-    """Fields of a config that the library speculators writes."""
+    """Native fields of a config that the library speculators wrote."""
     kind, layers = values["speculators_model_type"], values.get("transformer_layer_config")
     if kind not in SPECULATORS:
         raise LayoutError(
@@ -120,16 +125,16 @@ def _from_speculators(path: Path, values: Fields) -> Fields:
     flat = layers | own
     flat["architectures"] = [f"{_family(path, flat)}{SPECULATORS[kind]}Model"]
     if kind == "eagle3":
-        flat.setdefault("norm_before_residual", True)  # as vLLM takes a config that does not say
+        flat.setdefault("norm_before_residual", True)  # vLLM's default
         flat.setdefault("block_size", drafts or EAGLE3_STEPS)
-        return flat | {"target_layer_ids": _taps(path, flat, ("eagle_aux_hidden_state_layer_ids",))}
+        return flat | {"target_layer_ids": _taps(path, flat, "eagle_aux_hidden_state_layer_ids")}
     if "sliding_attention" in (layers.get("layer_types") or []) and not values.get(
         "sliding_window_non_causal"
     ):
         raise LayoutError(
-            f"{path}: field sliding_window_non_causal: expected True: no draft here has causal blocks"
+            f"{path}: field sliding_window_non_causal: expected true, because no draft of draftline has causal blocks"
         )
-    flat["target_layer_ids"] = _taps(path, flat, ("aux_hidden_state_layer_ids",))
+    flat["target_layer_ids"] = _taps(path, flat, "aux_hidden_state_layer_ids")
     flat["sample_from_anchor"] = _anchor_first(path, values, drafts)
     if kind == "dflash" and not flat["sample_from_anchor"]:
         flat["architectures"] = ["DFlashDraftModel"]
@@ -137,13 +142,13 @@ def _from_speculators(path: Path, values: Fields) -> Fields:
 
 
 def _speculative_tokens(values: Fields) -> int | None:
-    """How many tokens the first proposal method of a speculators config drafts."""
+    """How many tokens the first proposal method of a speculators config drafts; None if it does not say."""
     methods = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
     return methods[0].get("speculative_tokens")
 
 
 def _anchor_first(path: Path, values: Fields, drafts: int | None) -> bool:
-    """The convention of a speculators config: its own field, which the number of drafts must not contradict."""
+    """The anchor convention of a speculators config: its field, or what block size and number of drafts imply."""
     told, block = values.get("sample_from_anchor"), values.get("block_size")
     if told is None:
         if block is None or drafts is None or drafts not in (block, block - 1):
@@ -158,19 +163,20 @@ def _anchor_first(path: Path, values: Fields, drafts: int | None) -> bool:
 
 
 def _from_eagle3(path: Path, values: Fields) -> Fields:
-    """Fields of an Eagle3 in the reference layout. Taps at the top count hidden states (vLLM, llama.cpp); those of
-    ``eagle_config`` alone are layers (SGLang).
+    """Native fields of an Eagle3 in the reference layout.
+
+    Taps at the top level count hidden states (vLLM, llama.cpp). Taps in ``eagle_config`` alone are layers (SGLang).
     """
     values = values | {"architectures": [f"{_family(path, values)}Eagle3Model"]}
     eagle = values.pop("eagle_config", None) or {}
     if values.get("eagle_aux_hidden_state_layer_ids"):
-        values["target_layer_ids"] = _taps(path, values, ("eagle_aux_hidden_state_layer_ids",))
+        values["target_layer_ids"] = _taps(path, values, "eagle_aux_hidden_state_layer_ids")
     elif eagle.get("eagle_aux_hidden_state_layer_ids"):
         values["target_layer_ids"] = list(eagle["eagle_aux_hidden_state_layer_ids"])
     else:
         raise LayoutError(
-            f"{path}: field eagle_aux_hidden_state_layer_ids is missing (engines would guess the taps): "
-            "add the ones that the draft was trained with, layer + 1 each"
+            f"{path}: field eagle_aux_hidden_state_layer_ids is missing, so engines would guess the taps. "
+            "Add the layers that the draft was trained with, each plus 1"
         )
     count = values.get("num_aux_hidden_states", len(values["target_layer_ids"]))
     if count != len(values["target_layer_ids"]):
@@ -181,16 +187,15 @@ def _from_eagle3(path: Path, values: Fields) -> Fields:
     return values
 
 
-def _taps(path: Path, values: Fields, names: tuple[str, ...]) -> list[int]:
-    """Native taps from a field that counts hidden states."""
-    for name in names:
-        if values.get(name):
-            return [number - 1 for number in values.pop(name)]
-    raise LayoutError(f"{path}: field {names[0]} is missing")
+def _taps(path: Path, values: Fields, name: str) -> list[int]:
+    """Native taps from the field ``name``, which counts hidden states and is removed from ``values``."""
+    if not values.get(name):
+        raise LayoutError(f"{path}: field {name} is missing")
+    return [number - 1 for number in values.pop(name)]
 
 
 def _without_full_tables(given: Fields, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """SpecForge writes d2t and t2d for a whole vocabulary too: they say nothing then."""
+    """``tensors`` without d2t and t2d if these cover the whole vocabulary: SpecForge writes them even then."""
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     whole = given.get("draft_vocab_size") in (None, given.get("vocab_size"))
     if not whole or d2t is None or len(d2t) != given.get("vocab_size") or d2t.any():

@@ -1,12 +1,12 @@
 """Compare a draft with reference figures: ``python -m pipeline.drafts.folders.parity FOLDER``.
 
 FOLDER holds ``model.safetensors`` and ``config.json`` (native layout), ``tensors.safetensors`` (inputs and expected
-outputs), ``expected.json`` (losses) and, where there is a reference for them, ``gradients.safetensors``. Prints the
-largest difference of each quantity as JSON; gradients are relative to the norm of the tensor's gradient.
+outputs), ``expected.json`` (losses) and, if the reference has gradients, ``gradients.safetensors``. The command prints
+the largest difference of each quantity as JSON. Differences of gradients are relative to the norm of the gradient.
 
 Block drafters: ``anchor_positions``, ``block_keep_mask`` -> ``draft_logits`` [B, A, G, V], ``confidence_logits``,
 ``target_ids``, ``eval_mask``; losses ``loss_gamma<decay>`` with the position weight exp(-(k-1)/decay). Chains:
-``draft_logits_step<k>`` [B, S, V] at every position; ``loss``: soft cross-entropy, a mean over B*S at each step.
+``draft_logits_step<k>`` [B, S, V] at every position; ``loss`` is a soft cross-entropy, a mean over B*S in each step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tensors = dict[str, Tensor]
 
 
 def inputs(tensors: Tensors) -> Batch:
-    """Batch of a golden folder's ``tensors.safetensors``."""
+    """The batch in a golden folder's ``tensors.safetensors``."""
     ids = tensors["input_ids"]
     return Batch(
         input_ids=ids,
@@ -42,7 +42,7 @@ def inputs(tensors: Tensors) -> Batch:
 
 
 def compare(folder: Path, attention: str = "dense", chunk_slots: int = 128) -> dict[str, float]:
-    """Largest difference of logits, confidences, labels and losses; of gradients relative to the tensor's norm."""
+    """The largest difference of logits, confidences, labels and losses, and of gradients relative to their norm."""
     tensors, expected = (
         load_file(folder / "tensors.safetensors"),
         json.loads((folder / "expected.json").read_text()),
@@ -52,7 +52,7 @@ def compare(folder: Path, attention: str = "dense", chunk_slots: int = 128) -> d
     with torch.no_grad():
         if "anchor_positions" not in tensors:
             return _chain(draft, inputs(tensors), tensors, expected, chunk_slots)
-        assert isinstance(draft, DSpark), "anchors are a block drafter's"
+        assert isinstance(draft, DSpark), "only block drafters have anchors"
         report = _block_outputs(draft, inputs(tensors), _blocks(tensors), tensors)
     losses, gradients = _block_losses(draft, inputs(tensors), _blocks(tensors), expected, chunk_slots)
     return report | losses | _gradient_differences(gradients, folder)
@@ -85,14 +85,14 @@ def _block_outputs(draft: DSpark, batch: Batch, blocks: Blocks, tensors: Tensors
 
 
 def _drafting(value: Tensor, draft: DSpark) -> Tensor:
-    """Of a reference [B, A, T, ..] with all slots of a block: those that draft."""
+    """The slots that draft, from a reference [B, A, T, ..] that may hold all slots of a block."""
     return value[:, :, draft.first :] if value.shape[2] == draft.config.block_size else value
 
 
 def _block_losses(
     draft: DSpark, batch: Batch, blocks: Blocks, expected: dict[str, Any], chunk_slots: int
 ) -> tuple[dict[str, float], Tensors]:
-    """Differences of the losses, and the gradients of the one that the reference's are of."""
+    """Differences of the losses, and the gradients of the loss for which the reference has gradients."""
     given = expected.get("weights", {})
     weights = LossWeights(given.get("ce", 0.0), given.get("tv", 0.0), given.get("confidence", 0.0))
     report: dict[str, float] = {}
@@ -113,14 +113,14 @@ def _block_losses(
 def _chain(
     draft: Model, batch: Batch, tensors: Tensors, expected: dict[str, Any], chunk_slots: int
 ) -> dict[str, float]:
-    """Every position t of the reference is the block whose anchor is the token t+1."""
+    """Differences of a chain: position t of the reference is the block whose anchor is the token at t+1."""
     count, length = batch.input_ids.shape
     blocks = Blocks(torch.arange(1, length).repeat(count, 1), torch.ones(count, length - 1, dtype=torch.bool))
     logits = draft.logits(draft.block_states(batch, blocks))  # [B, S-1, G, V]
     supervision = _chain_supervision(batch, blocks, expected["ttt_length"], expected["step_loss_decay"])
     report = {}
     inside = blocks.anchors[..., None] + torch.arange(expected["ttt_length"]) < batch.lengths[:, None, None]
-    for k in range(expected["ttt_length"]):  # beyond its end the reference reads padding
+    for k in range(expected["ttt_length"]):  # beyond a sequence's end the reference reads padding
         difference = logits[:, :, k] - tensors[f"draft_logits_step{k}"][:, : length - 1]
         report[f"draft_logits_step{k}"] = difference[inside[..., k]].abs().max().item()
     loss = draft.loss(batch, blocks, supervision, LossWeights(0.0, 0.0, 0.0, soft=1.0), chunk_slots).total
@@ -128,9 +128,9 @@ def _chain(
 
 
 def _chain_supervision(batch: Batch, blocks: Blocks, steps: int, decay: float) -> Supervision:
-    """The reference's mask: step k at position t counts where t+k is an answer token and t+1+k exists.
+    """The reference's mask: step k at position t counts if t+k is an answer token and t+1+k exists.
 
-    (Ours asks that the label, t+2+k, be an answer token: pitfall 1. The distributions compared are the same.)
+    Training here requires that the label, t+2+k, is an answer token (pitfall 1). Both compare the same distributions.
     """
     k = torch.arange(steps)
     before = blocks.anchors[..., None] - 1 + k  # t+k
@@ -141,7 +141,7 @@ def _chain_supervision(batch: Batch, blocks: Blocks, steps: int, decay: float) -
 
 
 def _gradient_differences(found: Tensors, folder: Path) -> dict[str, float]:
-    """Infinite where one side has a gradient and the other has none."""
+    """Differences of gradients relative to their norm; infinite if only one side has the gradient."""
     if not (folder / "gradients.safetensors").is_file():
         return {}
     expected = load_file(folder / "gradients.safetensors")

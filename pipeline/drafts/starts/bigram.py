@@ -1,8 +1,8 @@
-"""A start for the Markov head: the bigrams of the training answers, as a low-rank table.
+"""A start for the Markov head: the bigrams of the training answers as a low-rank table.
 
-The head learns B = W1 W2, a bias that depends on the previous token only. Its best value without a backbone is the
-pointwise mutual information log p(next | previous) - log p(next), which counting gives at once; a short run would
-spend most of its steps on it, because each row of W1 gets a gradient only where its token occurs.
+The head learns B = W1 W2, a bias that depends only on the previous token. Without a backbone, its best value is the
+pointwise mutual information log p(next | previous) - log p(next), which counting gives directly. A short run would need
+most of its steps to learn it, because a row of W1 gets a gradient only where its token occurs.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LARGEST = 4096  # most frequent tokens that take part: the table is dense
+LARGEST = 4096  # only so many of the most frequent tokens take part, because the table is dense
 
 
 def pointwise_information(previous: Tensor, following: Tensor, size: int, smoothing: float) -> Tensor:
-    """fp32 [size, size] log p(next | previous) / p(next) of n pairs int64 [n], [n] of ids below ``size``.
+    """log (p(next | previous) / p(next)), fp32 [size, size], of n pairs of ids below ``size``, int64 [n] each.
 
-    p(next | previous) is smoothed with ``smoothing`` draws from p(next), so that a pair never seen after a rare token
-    weighs little: (count + s p) / (total + s).
+    p(next | previous) is smoothed with s = ``smoothing`` draws from p(next): (count + s p) / (total + s). A pair that
+    was never seen after a rare token then has little weight.
     """
     counts = torch.zeros(size, size).index_put_(
         (previous, following), torch.ones(len(previous)), accumulate=True
@@ -31,10 +31,10 @@ def pointwise_information(previous: Tensor, following: Tensor, size: int, smooth
 def fit(
     previous: Tensor, following: Tensor, rows: int, rank: int, smoothing: float = 5.0
 ) -> tuple[Tensor, Tensor]:
-    """(W1, W2), fp32 [rows, rank] each, with W1 W2^T the best rank-``rank`` fit (SVD) of the table above.
+    """(W1, W2), each fp32 [rows, rank]: W1 W2^T is the best fit of rank ``rank`` (by SVD) to the table above.
 
-    ``previous`` and ``following`` int64 [n] are neighbouring tokens. Tokens that never occur, or are not among the
-    ``LARGEST`` most frequent, have zero rows: no bias. Uses torch's global generator (randomised SVD).
+    ``previous`` and ``following`` int64 [n] are neighbouring tokens. Tokens that never occur or are not among the
+    ``LARGEST`` most frequent have rows of zeros, which give no bias. The randomised SVD uses torch's global generator.
     """
     w1, w2 = torch.zeros(rows, rank), torch.zeros(rows, rank)
     frequency = torch.bincount(torch.cat([previous, following]), minlength=rows)

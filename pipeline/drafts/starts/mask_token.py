@@ -1,4 +1,4 @@
-"""Which embedding row stands for "not drafted yet": an existing row that no text can contain (pitfall 26)."""
+"""The embedding row that means "not drafted yet": an existing row that no text can contain (pitfall 26)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from data_specs.errors import UserError
 
 
 class MaskTokenError(UserError):
-    """No row of the embedding can serve as mask."""
+    """No row of the embedding can be the mask token."""
 
 
 def choose(tokenizer: Any, rows: int, reserved: Collection[int] = ()) -> int:
     """The id of the mask token for a target with ``rows`` embedding rows.
 
-    First choice: a row beyond the tokenizer's tokens. Second: an added special token that has no role (not bos, eos,
-    pad, unk, not named in the chat template, not in ``reserved``). Raises ``MaskTokenError`` where there is neither.
+    It is the first row beyond the tokenizer's tokens, else an added special token without a role: not bos, eos, pad,
+    unk, not in the chat template, not in ``reserved``. Raises ``MaskTokenError`` if neither exists.
     """
     if len(tokenizer) < rows:
         return len(tokenizer)
@@ -26,6 +26,6 @@ def choose(tokenizer: Any, rows: int, reserved: Collection[int] = ()) -> int:
         if number < rows and number not in roles and number not in reserved and token.content not in template:
             return number
     raise MaskTokenError(
-        f"target.mask_token_id: every one of the {rows} embedding rows is a token that text may hold; "
-        "name an id that your data does not contain"
+        f"target.mask_token_id: each of the {rows} embedding rows is a token that text may contain; "
+        "set an id that your data does not contain"
     )

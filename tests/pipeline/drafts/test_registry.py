@@ -66,7 +66,7 @@ def test_chosen_taps() -> None:
     assert registry.chosen_taps(tiny.drafter(num_taps=2), cached) == [0, 4]
     assert registry.chosen_taps(tiny.drafter(num_taps=1), cached) == [2]
     assert registry.chosen_taps(tiny.drafter(num_taps=0), cached) == []
-    with pytest.raises(ConfigError, match=r"drafter.num_taps=6: the cache has the taps \[1, 9, 17, 25, 33\]"):
+    with pytest.raises(ConfigError, match=r"drafter\.num_taps=6\b.*\[1, 9, 17, 25, 33\]"):
         registry.chosen_taps(tiny.drafter(num_taps=6), cached)
 
 

@@ -119,5 +119,5 @@ def test_more_blocks_than_a_group_holds(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_unknown_backend_is_named() -> None:
-    with pytest.raises(ValueError, match="expected one of .* got 'sparse'"):
+    with pytest.raises(ValueError, match="'grouped'.*'sparse'"):
         plan_attention(ROWS, ANCHORS, CONTEXT, Shape(3, 3), "sparse")

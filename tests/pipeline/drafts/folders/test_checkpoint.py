@@ -130,7 +130,7 @@ def test_embedding_and_head_may_be_the_targets(tmp_path: Path) -> None:
     edit_tensors(tmp_path, embed_tokens__weight=None, lm_head__weight=None)
     target = SimpleNamespace(embedding=draft.embed_tokens.weight.data, head=draft.lm_head.weight.data)
     assert same_tensors(checkpoint.load(tmp_path, target), draft)
-    with pytest.raises(CheckpointError, match="tensor embed_tokens.weight .* is missing"):
+    with pytest.raises(CheckpointError, match="tensor embed_tokens.weight"):
         checkpoint.load(tmp_path)
 
 
@@ -143,29 +143,30 @@ def test_the_head_of_a_reduced_vocabulary_is_the_targets_rows(tmp_path: Path) ->
     assert same_tensors(loaded, draft)
     assert torch.equal(loaded.lm_head.weight, draft.target_head[IDS]) and torch.equal(loaded.ids, IDS)
     assert torch.equal(loaded.target_head, draft.target_head), "it can be trained on"
-    with pytest.raises(CheckpointError, match="tensor lm_head.weight .* is missing"):
+    with pytest.raises(CheckpointError, match="tensor lm_head.weight"):
         checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "changes,message",
+    "changes,words",
     [
-        ({"d2t": torch.full((89,), 250)}, "tensor d2t: expected different tokens below 272"),
-        ({"d2t": -torch.arange(89)}, "tensor d2t: expected different tokens below 272"),
-        ({"t2d": torch.arange(272) < 89}, "tensor t2d: does not name the 89 tokens of d2t"),
+        ({"d2t": torch.full((89,), 250)}, ["tensor d2t", "272"]),
+        ({"d2t": -torch.arange(89)}, ["tensor d2t", "272"]),
+        ({"t2d": torch.arange(272) < 89}, ["tensor t2d", "89"]),
     ],
 )
-def test_tables_that_name_no_vocabulary_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
+def test_tables_that_name_no_vocabulary_are_refused(tmp_path: Path, changes: dict, words: list[str]) -> None:
     draft = tiny.draft("eagle3", ids=IDS)
     checkpoint.save(draft, tmp_path)
     edit_tensors(tmp_path, **changes)
     target = SimpleNamespace(embedding=draft.embed_tokens.weight.data, head=draft.target_head)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError) as error:
         checkpoint.load(tmp_path, target)
+    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_the_first_tokens_as_draft_vocabulary(tmp_path: Path) -> None:
-    """All offsets are 0, which is no damage."""
+    """All offsets are 0, and that is not taken for damage."""
     checkpoint.save(tiny.draft("eagle3", ids=torch.arange(50)), tmp_path)
     assert checkpoint.load(tmp_path).ids.tolist() == list(range(50))
 
@@ -235,21 +236,19 @@ def test_z_lab_dflash(tmp_path: Path) -> None:
     ],
 )
 def test_a_z_lab_dflash_cannot_sample_from_the_anchor(tmp_path: Path, fields: dict) -> None:
-    """vLLM refuses it, llama.cpp and mlx-dspark draft block_size - 1 from it anyway, each token one place off."""
+    """vLLM refuses such a folder; llama.cpp and mlx-dspark draft block_size - 1 tokens, each one place off."""
     draft = tiny.draft("dflash")
     checkpoint.save(draft, tmp_path)
     both = {"sample_from_anchor": ..., "dspark_bonus_anchor": ...}
     edit_config(tmp_path, **both | {"architectures": ["DFlashDraftModel"]} | fields)
-    with pytest.raises(
-        CheckpointError, match=r"sample_from_anchor: expected false.*nearest.*Qwen3DSparkModel"
-    ):
+    with pytest.raises(CheckpointError, match="field sample_from_anchor: .*Qwen3DSparkModel"):
         checkpoint.load(tmp_path)
     edit_config(tmp_path, architectures=["Qwen3DSparkModel"])
-    assert torch.equal(logits(checkpoint.load(tmp_path)), logits(draft)), "the nearest thing works"
+    assert torch.equal(logits(checkpoint.load(tmp_path)), logits(draft)), "the remedy in the message works"
 
 
 def test_what_a_config_may_leave_out(tmp_path: Path) -> None:
-    """Absent, the heads are none: as vLLM takes it."""
+    """Without their fields there are no heads, as in vLLM."""
     checkpoint.save(tiny.draft("dflash"), tmp_path)
     edit_config(tmp_path, **dict.fromkeys([*DEFAULTS, "ttt_length", "dspark_bonus_anchor"], ...))
     loaded = checkpoint.load(tmp_path)
@@ -266,50 +265,49 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "changes,message",
+    "changes,words",
     [
-        ({"fc__weight": None}, r"tensor fc.weight \(32, 64\) is missing"),
-        ({"extra__weight": torch.ones(2)}, "tensor extra.weight is not part of this draft"),
-        ({"d2t": torch.zeros(9, dtype=torch.int64)}, "tensor d2t is not part of this draft"),
-        ({"norm__weight": torch.ones(31)}, r"tensor norm.weight: expected shape \(32,\), got \(31,\)"),
-        (
-            {"markov_head__markov_w2__weight": torch.zeros(272, 8)},
-            "tensor markov_head.markov_w2.weight is all zero",
-        ),
+        ({"fc__weight": None}, ["tensor fc.weight", "(32, 64)"]),
+        ({"extra__weight": torch.ones(2)}, ["tensor extra.weight"]),
+        ({"d2t": torch.zeros(9, dtype=torch.int64)}, ["tensor d2t"]),
+        ({"norm__weight": torch.ones(31)}, ["tensor norm.weight", "(32,)", "(31,)"]),
+        ({"markov_head__markov_w2__weight": torch.zeros(272, 8)}, ["tensor markov_head.markov_w2.weight"]),
     ],
 )
-def test_damaged_tensors_are_named(folder: Path, changes: dict, message: str) -> None:
-    """Pitfalls 25 and 43: a draft that loads and accepts nothing."""
+def test_damaged_tensors_are_named(folder: Path, changes: dict, words: list[str]) -> None:
+    """Pitfalls 25 and 43: without these errors such a draft loads, and nothing is accepted."""
     edit_tensors(folder, **changes)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="model.safetensors") as error:
         checkpoint.load(folder)
+    assert all(word in str(error.value) for word in words), error.value
 
 
 @pytest.mark.parametrize(
-    "changes,message",
+    "changes,words",
     [
-        ({"target_layer_ids": ...}, "field target_layer_ids is missing"),
-        ({"architectures": ...}, "field architectures is missing"),
-        ({"block_size": ...}, "field block_size is missing"),
-        ({"mask_token_id": ...}, "field mask_token_id is missing"),
-        ({"mask_token_id": 272}, "field mask_token_id: expected a row below 272, got 272"),
-        ({"architectures": ["LlamaForCausalLM"]}, "field architectures: expected one of .*, got LlamaForCausalLM"),
-        ({"architectures": []}, "field architectures: expected one of .*, got nothing"),
-        ({"model_type": "mamba"}, "field model_type: expected one of .*'gemma4_text', 'llama', 'qwen3'.*, got mamba"),
-        ({"markov_head_type": "magic"}, "field markov_head_type: expected one of .*, got magic"),
-        ({"markov_head_type": "rnn"}, "tensor markov_head.joint_proj.bias .* is missing"),
+        ({"target_layer_ids": ...}, ["field target_layer_ids"]),
+        ({"architectures": ...}, ["field architectures"]),
+        ({"block_size": ...}, ["field block_size"]),
+        ({"mask_token_id": ...}, ["field mask_token_id"]),
+        ({"mask_token_id": 272}, ["field mask_token_id", "272"]),
+        ({"architectures": ["LlamaForCausalLM"]}, ["field architectures", "LlamaForCausalLM"]),
+        ({"architectures": []}, ["field architectures", "Qwen3DSparkModel"]),
+        ({"model_type": "mamba"}, ["field model_type", "'gemma4_text', 'llama', 'qwen3'", "mamba"]),
+        ({"markov_head_type": "magic"}, ["field markov_head_type", "'gated', 'rnn', 'vanilla'", "magic"]),
+        ({"markov_head_type": "rnn"}, ["tensor markov_head.joint_proj.bias"]),
         (
             {"sample_from_anchor": False, "dspark_bonus_anchor": True, "block_size": 1},
-            "field block_size: 1 slots draft nothing",
+            ["field block_size", "1"],
         ),
-        ({"sample_from_anchor": False}, "fields sample_from_anchor and dspark_bonus_anchor contradict each other"),
-        ({"draft_vocab_size": 100}, "tensor d2t .* is missing"),
+        ({"sample_from_anchor": False}, ["sample_from_anchor", "dspark_bonus_anchor"]),
+        ({"draft_vocab_size": 100}, ["tensor d2t"]),
     ],
-)  # fmt: skip
-def test_damaged_config_is_named(folder: Path, changes: dict, message: str) -> None:
+)
+def test_damaged_config_is_named(folder: Path, changes: dict, words: list[str]) -> None:
     edit_config(folder, **changes)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError) as error:
         checkpoint.load(folder)
+    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_a_chain_that_says_no_length_is_named(tmp_path: Path) -> None:
@@ -318,24 +316,24 @@ def test_a_chain_that_says_no_length_is_named(tmp_path: Path) -> None:
         edit_config(tmp_path, block_size=...)
         assert checkpoint.load(tmp_path).max_drafts == 7, "the trained steps"
         edit_config(tmp_path, ttt_length=...)
-        with pytest.raises(CheckpointError, match="config.json: field block_size is missing"):
+        with pytest.raises(CheckpointError, match="config.json: field block_size"):
             checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", '{"block_size": 7', "[1, 2]"])
 def test_a_config_that_is_no_object_is_named(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match="config.json: expected a JSON object"):
+    with pytest.raises(CheckpointError, match="config.json"):
         checkpoint.load(folder)
 
 
 def test_truncated_weights_are_named(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="model.safetensors: expected a safetensors file"):
+    with pytest.raises(CheckpointError, match="model.safetensors"):
         checkpoint.load(folder)
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="expected a draft folder with config.json, found none"):
+    with pytest.raises(CheckpointError, match="none: .*config.json"):
         checkpoint.load(tmp_path / "none")

@@ -178,25 +178,24 @@ def test_a_whole_vocabulary_starts_a_reduced_one(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes,message",
+    "changes,words",
     [
-        ({"depth": 3}, r"tensor layers.2.input_layernorm.weight: expected shape \(32,\), got nothing"),
+        ({"depth": 3}, ["layers.2.input_layernorm.weight", "(32,)"]),
         ({"family": "llama"}, None),
-        ({"taps": [0, 1, 2]}, r"tensor fc.weight: expected shape \(32, 96\), got \(32, 64\)"),
+        ({"taps": [0, 1, 2]}, ["fc.weight", "(32, 96)", "(32, 64)"]),
     ],
 )
-def test_a_draft_that_does_not_fit_is_named(tmp_path, changes: dict, message: str | None) -> None:
+def test_a_draft_that_does_not_fit_is_named(tmp_path, changes: dict, words: list[str] | None) -> None:
     _, tensors = other("dflash", tmp_path)
-    if message is None:  # norms over the heads are left over: the rest fits
+    if words is None:  # only the norms over the heads have no place; the rest fits
         build("dspark", Start(draft=tensors), init=FROM, **changes)
         return
-    with pytest.raises(ConfigError, match="drafter.init.draft=some_dflash:v3: " + message):
+    with pytest.raises(ConfigError, match="drafter.init.draft=some_dflash:v3") as error:
         build("dspark", Start(draft=tensors), init=FROM, **changes)
+    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_an_eagle3_does_not_start_a_dspark(tmp_path) -> None:
     _, tensors = other("eagle3", tmp_path)
-    with pytest.raises(
-        ConfigError, match="drafter.init.draft=some_dflash:v3: tensor hidden_norm.weight: .* got nothing"
-    ):
+    with pytest.raises(ConfigError, match="drafter.init.draft=some_dflash:v3: tensor hidden_norm.weight"):
         build("dspark", Start(draft=tensors), init=FROM, depth=1)
