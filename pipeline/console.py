@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import (
     BarColumn,
@@ -97,15 +98,15 @@ def say(text: str) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> None:
-    """Print a table, ``caption`` below its rows; numbers are to be formatted by the caller."""
+    """Print a table, ``caption`` below its rows; the caller formats numbers. No text acts as rich markup."""
     if _brief:
         return
-    shown = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    shown.caption, shown.caption_justify, shown.caption_style = caption or None, "left", ""
+    shown = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    shown.caption, shown.caption_justify, shown.caption_style = escape(caption) or None, "left", ""
     for number, column in enumerate(columns):
-        shown.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
+        shown.add_column(escape(column), justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in rows:
-        shown.add_row(*(str(cell) for cell in row))
+        shown.add_row(*(escape(str(cell)) for cell in row))
     console.print(shown)
 
 
@@ -115,7 +116,7 @@ def panel(title: str, lines: Sequence[str]) -> None:
         return
     # Fold what is too long for the screen instead of cutting it: a path is shown whole.
     console.print(
-        Panel("\n".join(lines), title=title, title_align="left", expand=False),
+        Panel(escape("\n".join(lines)), title=title, title_align="left", expand=False),
         soft_wrap=False,
         overflow="fold",
     )

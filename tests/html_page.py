@@ -62,7 +62,7 @@ class Page(HTMLParser):
         if name.startswith("on") or tag == "script":
             self.faults.append(f"a script: <{tag} {name}=...>")
         if name in ("d", "points", "x", "y", "width", "height", "transform", "viewBox"):
-            words = re.sub(r"[MHVLlhvaz,()]|translate|rotate", " ", value).split()
+            words = re.sub(r"[MHVLCQlhvaz,()]|translate|rotate", " ", value).split()
             self.faults += [f"<{tag} {name}={value!r}>" for word in words if not COORDINATE.fullmatch(word)]
 
     @property

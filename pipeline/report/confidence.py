@@ -1,18 +1,41 @@
-"""Sections on the confidence head: calibration before and after, and the sweep of its threshold."""
+"""Sections on the confidence head: calibration before and after, and the sweep of its threshold.
+
+``summary["calibration"]`` is None or has the prompts, rounds and data of the fit, the ``temperatures`` [G], and by
+position ``before`` and ``after`` on the benchmarks' rounds; ``summary["sweep"]`` is None or one row a threshold.
+Summaries of evaluations that were made before have neither.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.report.evaluation import Evaluation
-from pipeline.report.model import Cell, Drawing, Drawings, Note, Section, Table, plain, words
-from pipeline.report.svg import Axis, PlottedPoint, Series, linear, plot, shares, swatch
+from pipeline.report.model import (
+    EVERYWHERE,
+    SCREEN,
+    Axis,
+    Block,
+    Cell,
+    Drawing,
+    Drawings,
+    Lines,
+    Note,
+    PlottedPoint,
+    Section,
+    Series,
+    Table,
+    number,
+    plain,
+    shares,
+    words,
+)  # fmt: skip
+from pipeline.report.summary import mean_error
 
-CALIBRATION, SWEEP = "Calibration of the confidences", "Threshold of the confidence"
-QUALITY = (("ECE", "ece", "{:.1%}"), ("AUC", "auc", "{:.3f}"), ("Brier", "brier", "{:.3f}"))
+CALIBRATION, SWEEP = "Calibration of the confidences", "Threshold sweep"
+RELIABILITY_PLOT, SWEEP_PLOT = "reliability.png", "threshold_sweep.png"
+QUALITY = (("ECE", "ece", "{:.1%}"), ("Brier", "brier", "{:.3f}"), ("AUC", "auc", "{:.3f}"))
 WHEN = ("before", "after")
-SMALL = (160, 165)  # of a reliability diagram: seven in a row on a screen, two on a phone
-HALVES = (0.0, 0.5, 1.0)
 FIGURES = (
     ("accepted a round", "accepted", "{:.2f}"),
     ("rejected a round", "rejected", "{:.2f}"),
@@ -22,37 +45,68 @@ FIGURES = (
 
 
 def calibration(evaluation: Evaluation) -> Section:
-    """ECE, AUC and Brier score by position and reliability diagrams, before and after scaling (paper, Fig. 6)."""
+    """ECE, Brier score and AUC by position and reliability diagrams, before and after scaling (paper, Fig. 6)."""
     found = evaluation.summary.get("calibration")
     if not found:
         text = "Not calibrated. evaluate.calibrate=true fits the confidences of a draft that has them."
         return Section("calibration", CALIBRATION, [Note(text, absent=True)])
-    fitted = Note(
+    fitted = (
         f"Temperatures fitted on {found['rounds']:,} rounds of {found['prompts']:,} held-out prompts of "
         f"{found['data']}; judged here on the rounds of the benchmarks. A prediction is the product of the confidences "
         "up to its position. ECE: expected calibration error over 20 bins."
     )
-    drawn = Note(
-        "Observed share of accepted against predicted, by bins; larger signs hold more rounds. The diagonal is exact."
-    )
-    positions = [k for k, quality in enumerate(found["before"]) if quality["rounds"]]
+    drawn = "Share accepted against predicted, by bins; larger signs hold more rounds. The diagonal is exact."
+    known = [k for k, quality in enumerate(found["before"]) if quality["rounds"]]
     charts = Drawings(
-        [_reliability(k, found) for k in positions],
-        [(swatch(1), "before"), (swatch(0), "after")],
-        layout="small",
+        [_reliability(k, found) for k in known], [(1, "before"), (0, "after")], "small", RELIABILITY_PLOT
     )
-    return Section("calibration", CALIBRATION, [fitted, _quality_table(found), drawn, charts])
+    blocks: list[Block] = [
+        Note(fitted, where=EVERYWHERE),
+        errors([evaluation], (SCREEN,)),
+        _quality_table(found),
+    ]
+    blocks += [Note(drawn), charts] if known else []
+    return Section("calibration", CALIBRATION, blocks)
+
+
+def errors(evaluations: Sequence[Evaluation], where: Sequence[str]) -> Table:
+    """Calibration error by position, before and after, of those evaluations that have it."""
+    longest, several = max(one.positions for one in evaluations), len(evaluations) > 1
+    rows = []
+    for one in evaluations:
+        if found := one.summary.get("calibration"):
+            name = [words(one.label)] * several
+            for when in WHEN:
+                average = words(number({"value": mean_error(found, when)}, "{:.1%}"))
+                at = _errors(one.label if several else "", found[when], when, longest)
+                rows.append([*name, words(when), average, *at])
+    heads = [*["evaluation"] * several, "scaling", "mean", *(f"k = {k + 1}" for k in range(longest))]
+    return Table("Expected calibration error by position (ECE)", heads, rows, names=1 + several, where=where)
+
+
+def in_a_line(found: dict[str, Any]) -> str:
+    """The error before and after, on average and by position."""
+    pairs = [
+        " -> ".join(number({"value": quality["ece"]}, "{:.1%}") for quality in pair)
+        for pair in zip(*(found[when] for when in WHEN), strict=True)
+        if pair[0]["rounds"]
+    ]
+    means = " -> ".join(number({"value": mean_error(found, when)}, "{:.1%}") for when in WHEN)
+    return f"calibrated confidence: ECE {means} on average, by position {', '.join(pairs)}"
+
+
+def _errors(label: str, found: list[dict[str, Any]], when: str, longest: int) -> list[Cell]:
+    cells = [words(None)] * longest
+    for k, quality in enumerate(found):
+        if quality["rounds"]:
+            cells[k] = plain(f"calibration/{when}/{k}/ece", quality["ece"], "{:.1%}", label)
+    return cells
 
 
 def _quality_table(found: dict[str, Any]) -> Table:
-    columns = [
-        "position",
-        "rounds",
-        "temperature",
-        *(f"{name} {when}" for name, _, _ in QUALITY for when in WHEN),
-    ]
+    both = [f"{name} {when}" for name, _, _ in QUALITY for when in WHEN]
     rows = [_quality_row(k, found) for k in range(len(found["temperatures"]))]
-    return Table("Quality of the predictions by position", columns, rows)
+    return Table("Quality of the predictions by position", ("position", "rounds", "temperature", *both), rows)
 
 
 def _quality_row(k: int, found: dict[str, Any]) -> list[Cell]:
@@ -67,9 +121,8 @@ def _quality_row(k: int, found: dict[str, Any]) -> list[Cell]:
 
 def _reliability(k: int, found: dict[str, Any]) -> Drawing:
     drawn = [_bins(when, style, found[when][k]) for when, style in (("before", 1), ("after", 0))]
-    x, y = (Axis(label, HALVES, "{:.1f}") for label in ("predicted", "observed"))
-    title = f"Position {k + 1}"
-    return Drawing(title, plot(f"Reliability at {title.lower()}", drawn, x, y, size=SMALL, diagonal=True))
+    x, y = (Axis(label, (0.0, 0.5, 1.0)) for label in ("predicted", "observed"))
+    return Lines(f"Position {k + 1}", drawn, x, y, diagonal=True, small=True)
 
 
 def _bins(label: str, style: int, quality: dict[str, Any]) -> Series:
@@ -89,26 +142,22 @@ def sweep(evaluation: Evaluation) -> Section:
     if not found:
         text = "No threshold sweep. evaluate.sweep=true makes it for a draft with a confidence head."
         return Section("sweep", SWEEP, [Note(text, absent=True)])
-    places = linear("threshold", [row["threshold"] for row in found], "{:.1f}")
+    places = Axis("confidence threshold")
     drafts = [_line(found, key, style) for style, key in enumerate(("accepted", "rejected"))]
-    heights = linear("drafts a round", [p.y for one in drafts for p in one.points])
-    titles = ("Drafts a round", "Acceptance rate")
     charts = [
-        Drawing(titles[0], plot(titles[0], drafts, places, heights)),
-        Drawing(
-            titles[1],
-            plot(titles[1], [_line(found, "acceptance_rate", 0)], places, shares("accepted of verified")),
+        Lines("Drafts a round", drafts, places, Axis("drafts a round")),
+        Lines(
+            "Acceptance rate", [_line(found, "acceptance_rate", 0)], places, shares("accepted of verified")
         ),
     ]
-    legend = [(swatch(style), one.label) for style, one in enumerate(drafts)]
-    scale = (
-        "calibrated confidences" if evaluation.summary.get("calibration") else "the confidences as they are"
-    )
+    scale = "calibrated" if evaluation.summary.get("calibration") else "raw"
     note = Note(
-        f"Thresholds on {scale}. Answers that a threshold leaves as they were are counted from the record; the others "
-        "were decoded anew."
+        f"Thresholds are on {scale} confidences. Answers that a threshold does not change are counted from the record; "
+        "the others were decoded anew."
     )
-    return Section("sweep", SWEEP, [Drawings(charts, legend), _sweep_table(found), note])
+    legend = [(one.style, one.label) for one in drafts]
+    drawn = Drawings(charts, legend, file=SWEEP_PLOT)
+    return Section("sweep", SWEEP, [drawn, _sweep_table(found, scale), note])
 
 
 def _line(found: list[dict[str, Any]], key: str, style: int) -> Series:
@@ -117,11 +166,11 @@ def _line(found: list[dict[str, Any]], key: str, style: int) -> Series:
     return Series(label, style, [PlottedPoint(x, y, text=f"{label} at {x:g}: {y:.3f}") for x, y in known])
 
 
-def _sweep_table(found: list[dict[str, Any]]) -> Table:
+def _sweep_table(found: list[dict[str, Any]], scale: str) -> Table:
     rows = []
     for n, row in enumerate(found):
         figures = [plain(f"sweep/{n}/{key}", row[key], form) for _, key, form in FIGURES]
         answers = [plain(f"sweep/{n}/{key}", row[key]) for key in ("exact", "anew")]
-        rows.append([words(f"{row['threshold']:g}"), *figures, *answers])
+        rows.append([words(f"{row['threshold']:.1f}"), *figures, *answers])
     columns = ("threshold", *(title for title, _, _ in FIGURES), "answers from the record", "decoded anew")
-    return Table("Threshold sweep", columns, rows)
+    return Table(f"Thresholds on {scale} confidences", columns, rows, where=EVERYWHERE)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_specs.manifest import read_json
-from pipeline.report.lineage import Ancestor, lineage
-from pipeline.report.model import DASH, moment
-from pipeline.report.shared import MACRO
+from pipeline.report.model import DASH, MACRO, moment
+from pipeline.report.summary import SUMMARY
 from pipeline.store.artifacts import Artifact, Store, Work, git_revision, package_versions
+from pipeline.store.lineage import Ancestor, lineage
 
-SUMMARY = "summary.json"
 FACTS = {  # of summary["facts"], in this order; what else stands there follows
     "draft": "Draft",
     "target": "Target",
@@ -38,6 +37,11 @@ class Evaluation:
     revision: str | None = None
     fingerprint: str | None = None
     ancestors: Sequence[Ancestor] = ()
+
+    @property
+    def title(self) -> str:
+        """Draft and target."""
+        return f"{self.summary['facts']['draft']} on {self.summary['facts']['target']}"
 
     @property
     def positions(self) -> int:

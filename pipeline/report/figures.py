@@ -1,4 +1,6 @@
-"""Sections of one evaluation: the figures by benchmark, what a round costs, and the same by context length."""
+"""Sections of one evaluation: the figures by benchmark, acceptance by position, what a round and a step cost, the same
+by context length, and how many answers are those of plain decoding.
+"""
 
 from __future__ import annotations
 
@@ -6,68 +8,106 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.report.evaluation import Evaluation
-from pipeline.report.model import Block, Cell, Drawing, Drawings, Note, Section, Table, plain, told, words
-from pipeline.report.svg import intervals, linear, stacks, swatch
+from pipeline.report.model import (
+    EVERYWHERE,
+    MACRO,
+    TEXT,
+    Axis,
+    Bars,
+    Block,
+    Cell,
+    Drawing,
+    Drawings,
+    Lines,
+    Metric,
+    Note,
+    PlottedPoint,
+    Section,
+    Series,
+    Table,
+    Whiskers,
+    cells,
+    number,
+    plain,
+    powers,
+    series,
+    shares,
+    titles,
+    told,
+    words,
+)  # fmt: skip
 
-FIGURES = (  # column, metric, format
-    ("accepted length", "accepted_length", "{:.2f}"),
-    ("acceptance", "acceptance_rate", "{:.1%}"),
-    ("tokens/s", "tokens_per_second", "{:.1f}"),
-    ("plain tokens/s", "plain_tokens_per_second", "{:.1f}"),
-    ("speedup", "speedup", "{:.2f}"),
+FIGURES = (
+    Metric("accepted length", "accepted_length", interval=True),
+    Metric("acceptance", "acceptance_rate", "{:.1%}", "{:.0%}"),
+    Metric("acceptance by position", "survival"),
+    Metric("tokens/s", "tokens_per_second", "{:.1f}"),
+    Metric("plain", "plain_tokens_per_second", "{:.1f}"),
+    Metric("speedup", "speedup", interval=True),
 )
+NARROW = (
+    ("accepted length", "tokens/s", "plain", "speedup"),
+    ("prompts", "acceptance", "acceptance by position"),
+)  # columns of the two tables on a narrow screen
 COST = (
-    ("drafts a round", "drafted_length", "{:.2f}"),
-    ("verify rate", "verify_rate", "{:.2f}"),
-    ("draft ms", "draft_ms", "{:.1f}"),
-    ("verify ms", "verify_ms", "{:.1f}"),
-    ("draft share", "draft_share", "{:.1%}"),
-    ("verify share", "verify_share", "{:.1%}"),
+    Metric("drafts a round", "drafted_length"),
+    Metric("verify rate", "verify_rate"),
+    Metric("draft ms", "draft_ms", "{:.1f}"),
+    Metric("verify ms", "verify_ms", "{:.1f}"),
+    Metric("draft share", "draft_share", "{:.1%}"),
+    Metric("verify share", "verify_share", "{:.1%}"),
 )
 CONTEXT = (
-    ("accepted length", "accepted_length", "{:.2f}"),
-    ("acceptance", "acceptance_rate", "{:.1%}"),
-    ("draft ms", "draft_ms", "{:.1f}"),
-    ("verify ms", "verify_ms", "{:.1f}"),
+    Metric("accepted length", "accepted_length", interval=True),
+    Metric("acceptance", "acceptance_rate", "{:.1%}"),
+    Metric("draft ms", "draft_ms", "{:.1f}"),
+    Metric("verify ms", "verify_ms", "{:.1f}"),
 )
 DRAWN = (  # title, metric, unit
     ("Accepted length", "accepted_length", "tokens a round"),
     ("Speedup", "speedup", "times plain decoding"),
 )
+KINDS = (  # metric, title, formula
+    ("survival", "Survival", "P(accepted ≥ k)"),
+    ("conditional", "Conditional acceptance", "P(accepted ≥ k | reached k)"),
+)
+ANSWERS = (
+    "benchmark", "answers", "equal to plain", "ended by themselves", "cut at the limit", "prompts too long",
+)  # fmt: skip
+LENGTH_PLOT, POSITIONS_PLOT = "accepted_length.png", "acceptance_by_position.png"
 WORDS = (
     "Accepted length: tokens emitted a round, the bonus token counted (1 without a draft). Acceptance: accepted of "
-    "proposed drafts. Plain: the same prompts without the draft, in the same run. In brackets: 95 % bootstrap interval "
-    "over prompts."
+    "proposed drafts; by position k: share of rounds that accept at least k drafts. Plain: tokens/s without the draft, "
+    "on the same prompts in the same run. In brackets: 95 % bootstrap interval over prompts."
 )
-Forms = Sequence[tuple[str, str, str]]
+POSITION_WORDS = (
+    "Survival: share of rounds that accept at least k drafts. Conditional acceptance: the same of those that accepted "
+    "k - 1 and proposed a k-th. Shaded: 95 % bootstrap interval over prompts."
+)
+PROFILE, PROFILE_PLOT = "Steps a second by tokens, SPS(B)", "sps.png"
+NamedMetrics = Sequence[tuple[str, dict[str, Any]]]  # label and metrics
 
 
 def benchmarks(evaluation: Evaluation) -> Section:
-    """The main table, and the two figures that matter most as a drawing."""
+    """The main table, and the two figures that matter most as drawings."""
     rows = [_row(evaluation, name) for name in evaluation.summary["order"]]
     strong = frozenset[int]()
     if len(rows) > 1 and evaluation.summary["macro"]:
         strong = frozenset({len(rows)})
         prompts = sum(b["counts"]["prompts"] for b in evaluation.summary["benchmarks"].values())
-        average = cells("macro", evaluation.summary["macro"], FIGURES)
-        rows.append([words("macro average"), words(f"{prompts:,}"), *average])
-    table = Table("Figures by benchmark", ("benchmark", "prompts", *titles(FIGURES)), rows, strong)
+        rows.append(
+            [words(MACRO), words(f"{prompts:,}"), *cells("macro", evaluation.summary["macro"], FIGURES)]
+        )
+    columns = ("benchmark", "prompts", *titles(FIGURES))
+    parts = [("benchmark", *part) for part in NARROW]
+    table = Table(evaluation.title, columns, rows, strong, where=EVERYWHERE, parts=parts)
     charts = overview([(name, [metrics]) for name, metrics in evaluation.named.items()], [""])
-    blocks: list[Block] = [table, Note(WORDS), Drawings(charts)]
+    blocks: list[Block] = [table, Note(_how(evaluation), where=TEXT), Note(WORDS, where=EVERYWHERE)]
+    blocks += [Drawings(charts, file=LENGTH_PLOT)] if charts else []
     if len(charts) < len(DRAWN):
         text = "No speedup: plain decoding was not measured. evaluate.baseline=true measures it."
         blocks.append(Note(text, absent=True))
     return Section("benchmarks", "Benchmarks", blocks)
-
-
-def titles(forms: Forms) -> list[str]:
-    """Column headings of ``forms``."""
-    return [title for title, _, _ in forms]
-
-
-def cells(path: str, metrics: dict[str, Any], forms: Forms, evaluation: str = "") -> list[Cell]:
-    """A cell for each of ``forms``; ``path`` is where the JSON has ``metrics``."""
-    return [told(f"{path}/{key}", metrics[key], form, evaluation) for _, key, form in forms]
 
 
 def _row(evaluation: Evaluation, name: str) -> list[Cell]:
@@ -78,51 +118,252 @@ def _row(evaluation: Evaluation, name: str) -> list[Cell]:
     return [words(name), prompts, *cells(name, found["metrics"], FIGURES)]
 
 
+def _how(evaluation: Evaluation) -> str:
+    """Sampler and settings in a line: the page has them all in a table of their own."""
+    facts = evaluation.summary["facts"]
+    threshold = f"threshold {facts['threshold']}"
+    if facts["threshold"] and evaluation.summary.get("calibration"):
+        threshold += " on calibrated confidences"
+    batch = "one prompt at a time"
+    if (prompts := facts.get("batch", 1)) > 1:
+        batch = f"{prompts} prompts at a time (tokens/s are of all together)"
+    return f"{sampling(facts)}; {threshold}; {facts['device']}, {facts['dtype']}, {batch}"
+
+
+def sampling(facts: dict[str, Any]) -> str:
+    """The sampler as it acts (pitfall 40), the length limit and the thinking mode."""
+    sampler = ", ".join(f"{name} {value}" for name, value in facts["sampler"].items() if value is not None)
+    return f"sampler: {sampler}; at most {facts['max_new_tokens']} new tokens; thinking {facts['thinking']}"
+
+
 def overview(groups: Sequence[tuple[str, Sequence[dict[str, Any]]]], labels: Sequence[str]) -> list[Drawing]:
     """Accepted length and speedup of (name, metrics of each of ``labels``); what nobody has is left out."""
-    charts = []
+    charts: list[Drawing] = []
     for title, key, unit in DRAWN:
         found = [(name, [metrics[key] for metrics in each]) for name, each in groups]
-        known = [f for _, each in found for f in each if f["value"] is not None]
-        ends = [end for f in known for end in (f["value"], *(f["interval"] or ()))]
-        if ends:
-            charts.append(
-                Drawing(title, intervals(title, found, labels, linear(unit, ends, least=1.0), at=1.0))
-            )
+        if any(figure["value"] is not None for _, each in found for figure in each):
+            charts.append(Whiskers(title, found, labels, Axis(unit, least=1.0), at=1.0))
     return charts
+
+
+# --- by position ------------------------------------------------------------------------------------------
+
+
+def by_position(evaluation: Evaluation) -> Section:
+    """Survival and conditional acceptance: a line a benchmark; the figures below, on a click."""
+    named, longest = list(evaluation.named.items()), evaluation.positions
+    charts = [curves(title, key, formula, named, longest) for key, title, formula in KINDS]
+    legend = [(style, name) for style, (name, _) in enumerate(named)]
+    tables = []
+    for key, title, formula in KINDS:
+        rows = [[words(name), *at_positions(path, key, m, longest)] for name, path, m in evaluation.rows]
+        tables.append(Table(f"{title}: {formula}", positions("benchmark", longest), rows, folded=True))
+    drawn = Drawings(charts, legend, file=POSITIONS_PLOT)
+    return Section("positions", "Acceptance by position", [drawn, Note(POSITION_WORDS), *tables])
+
+
+def curves(title: str, key: str, formula: str, lines: NamedMetrics, longest: int) -> Lines:
+    """The curves of metric ``key``, a line for each of ``lines``, over positions 1 ... ``longest``."""
+    drawn = [
+        series(label, style, range(1, len(m[key]) + 1), m[key]) for style, (label, m) in enumerate(lines)
+    ]
+    places = Axis("position k in the block", range(1, longest + 1))
+    return Lines(title, drawn, places, shares(formula))
+
+
+def positions(first: str, longest: int) -> list[str]:
+    """Headings of a table by position."""
+    return [first, *(f"k = {k}" for k in range(1, longest + 1))]
+
+
+def at_positions(
+    path: str, key: str, metrics: dict[str, Any], longest: int, evaluation: str = ""
+) -> list[Cell]:
+    """A cell for each position; a dash where the block is shorter."""
+    found = [
+        told(f"{path}/{key}/{k}", figure, evaluation=evaluation) for k, figure in enumerate(metrics[key])
+    ]
+    return found + [words(None)] * (longest - len(found))
+
+
+# --- cost and context -------------------------------------------------------------------------------------
 
 
 def cost(evaluation: Evaluation) -> Section:
     """Milliseconds and shares of drafting and verifying in a round."""
-    title = "Milliseconds of a round"
+    parts = ("draft", "verify")
     bars = [
-        (name, [(part, m[f"{part}_ms"]["value"]) for part in ("draft", "verify")])
+        (name, [(part, m[f"{part}_ms"]["value"]) for part in parts])
         for name, m in evaluation.named.items()
         if m["draft_ms"]["value"] is not None
     ]
-    legend = [(swatch(style), part) for style, part in enumerate(("draft", "verify"))]
     rows = [[words(name), *cells(name, m, COST)] for name, m in evaluation.named.items()]
     table = Table("Cost of a round", ("benchmark", *titles(COST)), rows)
     text = "Verify rate: share of verified positions that became output."
     if (batch := evaluation.summary["facts"].get("batch", 1)) > 1:
         text += f" {batch} prompts were answered at a time; the time of a step is shared among them."
-    note = Note(text)
-    return Section(
-        "cost",
-        "Cost of a round",
-        [Drawings([Drawing(title, stacks(title, bars, "ms"))], legend), table, note],
-    )
+    drawn = Drawings([Bars("Milliseconds of a round", bars, "ms")], list(enumerate(parts)))
+    return Section("cost", "Cost of a round", [drawn, table, Note(text)])
 
 
 def contexts(evaluation: Evaluation) -> Section:
     """The figures by context length."""
     rows = []
-    for number, bucket in enumerate(evaluation.summary["context"]):
-        path, low, high = f"context/{number}", bucket["from"], bucket["to"]
+    for place, bucket in enumerate(evaluation.summary["context"]):
+        path, low, high = f"context/{place}", bucket["from"], bucket["to"]
         name = f"{low:,} to {high - 1:,}" if high else f"{low:,} and more"
         counts = [plain(f"{path}/{key}", bucket[key]) for key in ("prompts", "rounds")]
         rows.append([words(name), *counts, *cells(path, bucket, CONTEXT)])
     columns = ("context", "prompts", "rounds", *titles(CONTEXT))
-    return Section(
-        "context", "By context length", [Table("Rounds by positions before the anchor", columns, rows)]
+    table = Table("Rounds by positions before the anchor", columns, rows)
+    return Section("context", "By context length", [table])
+
+
+# --- steps a second ---------------------------------------------------------------------------------------
+
+
+def steps(evaluation: Evaluation) -> Section:
+    """The measured curve, a line a context, and as tables: steps a second, and milliseconds of a step."""
+    found = evaluation.summary.get("profile")
+    if not found:
+        text = "Not measured. evaluate.profile=true measures what a verification pass of B tokens costs here."
+        return Section("profile", PROFILE, [Note(text, absent=True)])
+    machine = found["machine"]
+    note = Note(
+        f"Measured on {machine['device']}, {machine['cores']} cores, {machine['threads']} threads, {machine['dtype']}: "
+        f"medians of {found['repeats']} repeats with 95 % of them. Each request of a step has the same context and "
+        f"verifies at most {found['block'] + 1} tokens."
+    )
+    drawn = [_series(style, curve) for style, curve in enumerate(found["contexts"])]
+    x = powers("tokens of a verification pass", _counts(found))
+    chart = Lines("Steps a second by tokens of a verification pass", drawn, x, Axis("steps a second"))
+    legend = [(one.style, one.label) for one in drawn]
+    blocks: list[Block] = [
+        note,
+        Drawings([chart], legend, file=PROFILE_PLOT),
+        _rates(found),
+        _milliseconds(found),
+    ]
+    return Section("profile", PROFILE, blocks)
+
+
+def _counts(found: dict[str, Any]) -> list[int]:
+    """Powers of two, and the most tokens that were measured."""
+    counts = [point["tokens"] for point in found["contexts"][0]["points"]]
+    return [n for n in counts if n & (n - 1) == 0 or n == counts[-1]]
+
+
+def _series(style: int, curve: dict[str, Any]) -> Series:
+    label = f"context {curve['context']}"
+    points = []
+    for p in curve["points"]:
+        (low, high), rate = p["interval"], 1 / p["seconds"]
+        text = f"{label}, {p['tokens']} tokens: {rate:.1f} steps a second"
+        points.append(PlottedPoint(p["tokens"], rate, 1 / high, 1 / low, text))
+    return Series(label, style, points)
+
+
+def _rates(found: dict[str, Any]) -> Table:
+    """Steps a second at powers of two and Bmax, a column a context."""
+    columns = ("tokens", *(f"context {curve['context']}" for curve in found["contexts"]))
+    at = [{p["tokens"]: p for p in curve["points"]} for curve in found["contexts"]]
+    rows = [[words(n), *(_rate(points[n]) for points in at)] for n in _counts(found)]
+    title = "SPS(B): steps a second of the target by tokens of a step"
+    return Table(title, columns, rows, folded=True, where=EVERYWHERE)
+
+
+def _rate(point: dict[str, Any]) -> Cell:
+    rate, (low, high) = f"{1 / point['seconds']:.1f}", point["interval"]
+    aside = f"[{1 / high:.1f}, {1 / low:.1f}]"
+    return Cell(rate, aside, brief=f"{rate} {aside}")
+
+
+def _milliseconds(found: dict[str, Any]) -> Table:
+    contexts = found["contexts"]
+    columns = ("tokens", *(f"ms, context {curve['context']}" for curve in contexts))
+    rows = [
+        [words(point["tokens"])]
+        + [_cell(f"profile/contexts/{c}/points/{n}", curve["points"][n]) for c, curve in enumerate(contexts)]
+        for n, point in enumerate(contexts[0]["points"])
+    ]
+    return Table("Milliseconds of a verification pass", columns, rows, folded=True)
+
+
+def _cell(path: str, point: dict[str, Any]) -> Cell:
+    """A median in milliseconds; the data hold the seconds of the JSON."""
+    low, high = point["interval"]
+    data = plain(f"{path}/seconds", point["seconds"]).data
+    return Cell(f"{1000 * point['seconds']:.1f}", f"[{1000 * low:.1f}, {1000 * high:.1f}]", data)
+
+
+# --- losslessness -----------------------------------------------------------------------------------------
+
+
+def losslessness(evaluation: Evaluation) -> Section:
+    """How many answers are those of plain decoding, what was to be expected, and how answers ended."""
+    rows = [_answers(evaluation, name) for name in evaluation.summary["order"]]
+    table = Table("Answers against plain decoding", ANSWERS, rows)
+    lines = [
+        Note(text, where=TEXT)
+        for text in totals(evaluation.summary, "plain decoding", "the target's context")
+    ]
+    return Section("lossless", "Losslessness", [_expected(evaluation), *lines, table])
+
+
+def totals(summary: dict[str, Any], plain_name: str, limit: str) -> list[str]:
+    """Equal and cut answers and prompts left out, over all benchmarks, in a line each."""
+    lines, found = [], summary["benchmarks"].values()
+    same = [b["metrics"]["same_answers"] for b in found if b["metrics"]]
+    known = [figure["value"] for figure in same if figure["value"] is not None]
+    if summary["facts"]["sampler"]["temperature"] == 0 and same and len(known) == len(same):
+        mean = {"value": sum(known) / len(known)}
+        lines.append(f"answers equal to those of {plain_name}: {number(mean, '{:.1%}')}")
+    cut = sum(b["finish"].get("length", 0) for b in found)
+    lines.append(f"answers cut at the length limit: {cut} of {total(summary, 'answers')}")
+    too_long = total(summary, "too_long")
+    return lines + ([f"prompts longer than {limit}, left out: {too_long}"] if too_long else [])
+
+
+def total(summary: dict[str, Any], count: str) -> int:
+    """The sum of a count over all benchmarks."""
+    return sum(int(found["counts"].get(count, 0)) for found in summary["benchmarks"].values())
+
+
+def _answers(evaluation: Evaluation, name: str) -> list[Cell]:
+    found, path = evaluation.summary["benchmarks"][name], f"benchmarks/{name}"
+    metrics, counts, finish = found["metrics"], found["counts"], found["finish"]
+    too_long = plain(f"{path}/counts/too_long", counts["too_long"])
+    if metrics is None:
+        return [words(name), *(words(None) for _ in ANSWERS[2:]), too_long]
+    return [
+        words(name),
+        plain(f"{path}/counts/answers", counts["answers"]),
+        told(f"{name}/same_answers", metrics["same_answers"], "{:.1%}"),
+        plain(f"{path}/finish/stop", finish.get("stop", 0)),
+        plain(f"{path}/finish/length", finish.get("length", 0)),
+        too_long,
+    ]
+
+
+def _expected(evaluation: Evaluation) -> Note:
+    """Greedy output equals the target's own in exact arithmetic; random answers differ as they should."""
+    facts = evaluation.summary["facts"]
+    same = [metrics["same_answers"]["value"] for metrics in evaluation.named.values()]
+    if facts["sampler"].get("temperature", 0) != 0:
+        text = (
+            "Answers were drawn at random: equal ones are not to be expected. Whether draws follow the target's "
+            "distribution was not tested in this evaluation."
+        )
+        return Note(text, absent=True)
+    if not same or None in same:
+        text = "Not compared: there are no plain answers. evaluate.baseline=true makes them."
+        return Note(text, absent=True)
+    if facts["dtype"] == "float32":
+        broken = min(same) < 1
+        ending = "Here some differ." if broken else "They all do."
+        text = f"Temperature 0 in float32: every answer is expected to equal the target's own. {ending}"
+        return Note(text, warns=broken)
+    return Note(
+        f"Temperature 0 in {facts['dtype']}: an answer may leave the plain one where two tokens are nearly equally "
+        "likely, because a block and a single token are rounded differently. target.dtype=float32 shows all equal."
     )

@@ -1,41 +1,33 @@
 """The page: sections of one evaluation, or of several side by side, as one self-contained HTML file.
 
 Nothing is loaded from anywhere: the style is inline, drawings are inline SVG, there is no script, and the page's
-Content-Security-Policy forbids every request. Names are escaped by Jinja (autoescape) and by svg.py.
+Content-Security-Policy forbids every request. Jinja escapes every text (autoescape).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.report import confidence, figures, lossless, positions, provenance, served, side_by_side, steps
+from pipeline.report import confidence, figures, provenance, served, side_by_side
 from pipeline.report import study as serving
 from pipeline.report.evaluation import Evaluation
-from pipeline.report.model import Cell, Section, told
+from pipeline.report.model import PAGE as WRITER
+from pipeline.report.model import Cell, Page, Section, told
+from pipeline.report.plot import MARKERS, STYLE, svg
 
 PAGE = "report.html"
+SIGNS = {"o": "●", "s": "■", "D": "◆", "^": "▲"}  # of matplotlib's markers
 HEADLINES = (
     ("accepted length", "accepted_length", "{:.2f}"),
     ("speedup", "speedup", "{:.2f}×"),
     ("tokens/s", "tokens_per_second", "{:.1f}"),
     ("acceptance", "acceptance_rate", "{:.1%}"),
 )
-
-
-@dataclass(frozen=True)
-class Page:
-    """A title, one line below it, a few large numbers, and sections."""
-
-    title: str
-    subtitle: str
-    headlines: Sequence[tuple[str, Cell]]
-    sections: Sequence[Section]
 
 
 def write_html(folder: Path, evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> Path:
@@ -51,13 +43,22 @@ def write_html(folder: Path, evaluations: Sequence[Evaluation], study: dict[str,
 
 def render(evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> str:
     """The page's text; see ``write_html``."""
-    page = _page(evaluations, study)
+    return html(_page(evaluations, study))
+
+
+def html(page: Page) -> str:
+    """``page`` as one HTML file."""
     environment = Environment(
         loader=PackageLoader("pipeline.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
-    return environment.get_template("page.html").render(page=page, style=Markup(style))
+    sections = [
+        (section, [(type(block).__name__.lower(), block) for block in section.shown(WRITER)])
+        for section in page.sections
+    ]
+    signs = [SIGNS[marker] for marker in MARKERS]
+    template = environment.get_template("page.html")
+    return template.render(page=page, sections=sections, style=Markup(STYLE), svg=svg, signs=signs)
 
 
 def _page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:
@@ -73,26 +74,33 @@ def study_page(study: dict[str, Any]) -> Page:
     return Page(f"{facts['draft']} on {facts['target']}", serving.TITLE, [], [serving.serving(study)])
 
 
+def evaluation_sections(one: Evaluation) -> list[Section]:
+    """The sections on one evaluation that follow from its summary alone."""
+    return [
+        figures.benchmarks(one),
+        figures.by_position(one),
+        figures.cost(one),
+        figures.steps(one),
+        confidence.calibration(one),
+        confidence.sweep(one),
+        figures.losslessness(one),
+        figures.contexts(one),
+    ]
+
+
 def one_page(one: Evaluation, study: dict[str, Any] | None) -> Page:
     """The report of one evaluation."""
     facts, rows = one.summary["facts"], one.rows
     sections = [
-        figures.benchmarks(one),
-        positions.by_position(one),
-        figures.cost(one),
-        steps.steps(one),
-        confidence.calibration(one),
-        confidence.sweep(one),
+        *evaluation_sections(one),
         serving.serving(study),
-        lossless.losslessness(one),
-        figures.contexts(one),
         provenance.setting(one),
         provenance.ancestry([one]),
     ]
     headlines = _headlines(*rows[-1]) if rows else []
     scope = f"macro average of {len(one.named)} benchmarks" if len(rows) > 1 else ", ".join(one.named)
     subtitle = f"{facts['device']}, {facts['dtype']}; {scope or 'no figures'}; {one.created[:10]}"
-    return Page(f"{facts['draft']} on {facts['target']}", subtitle, headlines, sections)
+    return Page(one.title, subtitle, headlines, sections)
 
 
 def served_page(one: Evaluation) -> Page:
@@ -100,7 +108,7 @@ def served_page(one: Evaluation) -> Page:
     facts, rows = one.summary["facts"], one.rows
     headlines = _headlines(*rows[-1], served.SERVED) if rows else []
     subtitle = f"served by {facts['device']}; {', '.join(one.named) or 'no figures'}; {one.created[:10]}"
-    return Page(f"{facts['draft']} on {facts['target']}", subtitle, headlines, served.sections(one))
+    return Page(one.title, subtitle, headlines, served.sections(one))
 
 
 def _headlines(_: str, path: str, metrics: dict[str, Any], evaluation: str = "") -> list[tuple[str, Cell]]:

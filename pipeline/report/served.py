@@ -1,4 +1,8 @@
-"""The page of an evaluation of a server: what training promised beside what serving gives, by the engine's counters."""
+"""The report of an evaluation of a server: what training promised beside what serving gives, by the engine's counters.
+
+The summary is that of an evaluation in process, so that every report reads both; what the engine does not tell is None
+there. ``summary["served"]`` has what is added, with ``promised``, the draft's own evaluation, or None.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,20 @@ from dataclasses import replace
 
 from pipeline.report import provenance, side_by_side
 from pipeline.report.evaluation import Evaluation
-from pipeline.report.model import Block, Cell, Note, Section, Table, plain, told, words
+from pipeline.report.figures import sampling, total, totals
+from pipeline.report.model import (
+    EVERYWHERE,
+    TEXT,
+    Block,
+    Cell,
+    Note,
+    Section,
+    Table,
+    number,
+    plain,
+    told,
+    words,
+)
 
 PROMISED, SERVED = "promised", "served"
 TOLD = (
@@ -16,14 +33,13 @@ TOLD = (
     "packages",
     "revision",
     "fingerprint",
-)  # of the promised evaluation, in the served's summary
+)  # of the promised one, in the served's summary
 WORDS = (
-    "accepted length = tokens after an answer's first / rounds (verification steps; those without a draft, which "
+    "Accepted length: tokens after an answer's first / rounds (verification steps; those without a draft, which "
     "engines do not count, included); an engine's own mean, 1 + accepted / steps, also counts drafts beyond an "
-    "answer's end",
-    "acceptance = accepted / drafted, and by position the share of rounds that accept at least k drafts, both as the "
-    "engine counts, beyond an answer's end too",
-    "tokens/s by the client's clock, from a request to its whole response, the prefill included",
+    "answer's end. Acceptance: accepted / drafted, and by position the share of rounds that accept at least k drafts, "
+    "both as the engine counts, beyond an answer's end too. Tokens/s: by the client's clock, from a request to its "
+    "whole response, the prefill included."
 )
 COUNTED = (
     ("answers", "counts/answers"),
@@ -35,20 +51,29 @@ COUNTED = (
     ("cut at the limit", "finish/length"),
     ("prompts too long", "counts/too_long"),
 )
+SETTINGS = ("sampler", "max_new_tokens", "thinking", "prompts")  # in which both should agree
 
 
 def sections(served: Evaluation) -> list[Section]:
     """What ``served`` found, beside the draft's own evaluation of the same benchmarks where its summary holds one."""
-    both = {PROMISED: _promised(served), SERVED: served}
-    known = {label: one for label, one in both.items() if one is not None}
-    shown = [replace(one, label=label) for label, one in known.items()]
+    known = _shown(served)
     return [
-        _figures(shown),
-        _counted(shown[-1]),
-        *([side_by_side.positions(shown)] if served.positions else []),
-        provenance.settings(shown),
-        provenance.ancestry(list(known.values())),  # by their references
+        *figures(served),
+        provenance.settings(known),
+        provenance.ancestry([one for one in (_promised(served), served) if one]),  # by their references
     ]
+
+
+def figures(served: Evaluation) -> list[Section]:
+    """The sections that follow from the summary alone."""
+    shown = _shown(served)
+    curves = [side_by_side.positions(shown)] if served.positions else []
+    return [_benchmarks(served, shown), _counted(shown[-1]), *curves]
+
+
+def _shown(served: Evaluation) -> list[Evaluation]:
+    both = {PROMISED: _promised(served), SERVED: served}
+    return [replace(one, label=label) for label, one in both.items() if one is not None]
 
 
 def _promised(served: Evaluation) -> Evaluation | None:
@@ -60,20 +85,34 @@ def _promised(served: Evaluation) -> Evaluation | None:
     return Evaluation(known["reference"], ancestors=ancestors, **{name: known[name] for name in TOLD})
 
 
-def _figures(shown: Sequence[Evaluation]) -> Section:
+def _benchmarks(served: Evaluation, shown: Sequence[Evaluation]) -> Section:
     """The main table and drawings, with what is missing and how to get it."""
-    blocks: list[Block] = [
-        *side_by_side.side_by_side(shown).blocks,
-        Note(" ".join(f"{_sentence(w)}" for w in WORDS)),
-    ]
-    served = shown[-1]
+    facts = served.summary["facts"]
+    caption = f"{served.title}, served by {facts['device']}"
+    blocks: list[Block] = [*side_by_side.side_by_side(shown, caption).blocks, Note(WORDS, where=EVERYWHERE)]
+    blocks += [Note(line, where=TEXT) for line in _how(served)]
     if len(shown) == 1:
         text = "Nothing is promised: draft=NAME puts the draft's own evaluation of the same benchmarks beside it."
         blocks.append(Note(text, absent=True))
-    if served.summary["facts"]["plain_server"] is None:
+    if facts["plain_server"] is None:
         text = "No speedup: plain decoding was not measured. plain_server=URL measures it: a server without the draft."
         blocks.append(Note(text, absent=True))
     return Section("benchmarks", "Promised and served" if len(shown) > 1 else "Served", blocks)
+
+
+def _how(served: Evaluation) -> list[str]:
+    """Servers and settings, and those that are others than the promised evaluation's."""
+    facts, beside = served.summary["facts"], served.summary["served"]["promised"]
+    plain_server = "not asked"
+    if facts["plain_server"]:
+        plain_server = f"{facts['plain_server']} ({facts['plain_model']})"
+    servers = f"{facts['device']} at {facts['server']} ({facts['model']}); plain: {plain_server}"
+    lines = ["; ".join(filter(None, (servers, facts["note"]))), f"{sampling(facts)}; one prompt at a time"]
+    if beside:
+        own = beside["summary"]["facts"]
+        differ = [f"{n} {own.get(n)} (served: {facts[n]})" for n in SETTINGS if own.get(n) != facts[n]]
+        lines += [f"promised with other settings: {', '.join(differ)}"] if differ else []
+    return lines
 
 
 def _counted(served: Evaluation) -> Section:
@@ -87,12 +126,20 @@ def _counted(served: Evaluation) -> Section:
             "The server does not tell its verification steps (llama-server --metrics does): rounds are tokens - 1 - "
             "accepted, too few by up to a block where an answer's last step was cut."
         )
-        blocks.append(Note(text, warns=True))
+        blocks.append(Note(text, warns=True, where=EVERYWHERE))
     if not served.positions:
         blocks.append(Note("The server does not count by position.", absent=True))
+    lines = totals(served.summary, "the plain server", "the context")
+    if compared := total(served.summary, "compared_with_promised"):
+        share = number({"value": total(served.summary, "same_as_promised") / compared}, "{:.1%}")
+        lines.append(
+            f"answers equal to those of the promised evaluation: {share} of {compared} (another arithmetic parts "
+            "at near-ties; few equal ones mean another model)"
+        )
+    blocks += [Note(line, where=TEXT) for line in lines]
     if known["past_end"]:
         text = f"{known['past_end']} answers went on after an end token of the target: the server ends at others."
-        blocks.append(Note(text, warns=True))
+        blocks.append(Note(text, warns=True, where=EVERYWHERE))
     return Section("counted", "Counted by the engine", blocks)
 
 
@@ -104,14 +151,9 @@ def _row(served: Evaluation, name: str) -> list[Cell]:
         cells.append(plain(f"benchmarks/{name}/{key}", found[part].get(field, 0), evaluation=label))
     if found["metrics"] is None:
         return [*cells, words(None), words(None)]
-    equal = found["counts"].get("same_as_promised")
-    of = found["counts"].get("compared_with_promised")
+    equal, of = (found["counts"].get(key) for key in ("same_as_promised", "compared_with_promised"))
     return [
         *cells,
         told(f"{name}/same_answers", found["metrics"]["same_answers"], "{:.1%}", label),
-        words(None) if not of else words(f"{equal} of {of}"),
+        words(f"{equal} of {of}" if of else None),
     ]
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."

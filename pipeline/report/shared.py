@@ -1,41 +1,10 @@
-"""What reports share: figures with intervals as text, Markdown tables, plots without a display.
-
-A figure is what ``pipeline.acceptance.summary`` makes: ``{"value": 2.1, "interval": [1.9, 2.3]}``, either of them
-None where it cannot be told.
-"""
+"""Plots of the reports that are not made of model objects yet (stages/study, stages/compare)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-MACRO = "macro average"
-
-
-def number(figure: dict[str, Any], form: str) -> str:
-    """The figure's value in the format ``form``, or a dash where there is none."""
-    return "-" if figure["value"] is None else form.format(figure["value"])
-
-
-def with_interval(figure: dict[str, Any]) -> str:
-    """``2.13 [1.98, 2.27]``, or without the brackets where there is no interval."""
-    text = number(figure, "{:.2f}")
-    if figure["value"] is None or figure["interval"] is None:
-        return text
-    low, high = figure["interval"]
-    return f"{text} [{low:.2f}, {high:.2f}]"
-
-
-def share(figure: dict[str, Any]) -> str:
-    """``61 %``, or a dash where there is no value."""
-    return number(figure, "{:.0%}").replace("%", " %")
-
-
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown: the first column to the left, the others to the right."""
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def axes(count: int, size: tuple[float, float]) -> tuple[Any, Any]:

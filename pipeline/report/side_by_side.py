@@ -6,12 +6,36 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_specs.errors import UserError
+from pipeline.report import confidence
 from pipeline.report.evaluation import Evaluation
-from pipeline.report.figures import COST, FIGURES, cells, overview, titles
-from pipeline.report.model import Block, Cell, Drawing, Drawings, Note, Section, Table, plain, words
-from pipeline.report.positions import KINDS, columns, curves, figures
-from pipeline.report.shared import MACRO
-from pipeline.report.svg import swatch
+from pipeline.report.figures import (
+    COST,
+    FIGURES,
+    KINDS,
+    LENGTH_PLOT,
+    NARROW,
+    POSITIONS_PLOT,
+    at_positions,
+    curves,
+    overview,
+)
+from pipeline.report.figures import positions as at_each
+from pipeline.report.model import (
+    EVERYWHERE,
+    MACRO,
+    PAGE,
+    Block,
+    Cell,
+    Drawing,
+    Drawings,
+    Note,
+    Section,
+    Table,
+    cells,
+    plain,
+    titles,
+    words,
+)  # fmt: skip
 
 WORDS = (
     "In brackets: 95 % bootstrap interval over prompts, of each evaluation by itself. Tokens/s compare only where the "
@@ -36,11 +60,14 @@ def common_benchmarks(evaluations: Sequence[Evaluation]) -> list[str]:
     return shared
 
 
-def side_by_side(evaluations: Sequence[Evaluation]) -> Section:
+def side_by_side(
+    evaluations: Sequence[Evaluation], caption: str = "Figures by benchmark and evaluation"
+) -> Section:
     """Accepted length and speedup as drawings, then a row for every benchmark that all share and evaluation."""
     found = _rows(evaluations)
     charts = overview([(title, metrics) for title, _, metrics in found], [one.label for one in evaluations])
-    blocks: list[Block] = [Drawings(charts, _legend(evaluations)), _table(evaluations, found), Note(WORDS)]
+    drawn = Drawings(charts, _legend(evaluations), file=LENGTH_PLOT)
+    blocks: list[Block] = [drawn, _table(evaluations, found, caption), Note(WORDS)]
     shared = common_benchmarks(evaluations)
     others = {one.label: [name for name in one.named if name not in shared] for one in evaluations}
     left = "; ".join(f"{label}: {', '.join(names)}" for label, names in others.items() if names)
@@ -49,8 +76,8 @@ def side_by_side(evaluations: Sequence[Evaluation]) -> Section:
     return Section("benchmarks", "Benchmarks", blocks)
 
 
-def _legend(evaluations: Sequence[Evaluation]) -> list[tuple[Any, str]]:
-    return [(swatch(style), one.label) for style, one in enumerate(evaluations)]
+def _legend(evaluations: Sequence[Evaluation]) -> list[tuple[int, str]]:
+    return [(style, one.label) for style, one in enumerate(evaluations)]
 
 
 def _rows(evaluations: Sequence[Evaluation]) -> Rows:
@@ -62,7 +89,7 @@ def _rows(evaluations: Sequence[Evaluation]) -> Rows:
     return rows
 
 
-def _table(evaluations: Sequence[Evaluation], found: Rows) -> Table:
+def _table(evaluations: Sequence[Evaluation], found: Rows, caption: str) -> Table:
     rows: list[list[Cell]] = []
     strong: set[int] = set()
     for title, key, metrics in found:
@@ -73,7 +100,8 @@ def _table(evaluations: Sequence[Evaluation], found: Rows) -> Table:
                 [words(title), words(one.label), _prompts(one, key), *cells(key, m, FIGURES, one.label)]
             )
     heads = ("benchmark", "evaluation", "prompts", *titles(FIGURES))
-    return Table("Figures by benchmark and evaluation", heads, rows, frozenset(strong), names=2)
+    parts = [("benchmark", "evaluation", *part) for part in NARROW]
+    return Table(caption, heads, rows, frozenset(strong), names=2, where=EVERYWHERE, parts=parts)
 
 
 def _prompts(one: Evaluation, key: str) -> Cell:
@@ -86,18 +114,18 @@ def _prompts(one: Evaluation, key: str) -> Cell:
 def positions(evaluations: Sequence[Evaluation]) -> Section:
     """The curves of all evaluations over each other: of the average first, then benchmark by benchmark."""
     longest = max(one.positions for one in evaluations)
-    charts, tables = [], []
+    charts: list[Drawing] = []
+    tables = []
     found = _rows(evaluations)
     for title, path, metrics in sorted(found, key=lambda row: row[1] != "macro"):
         lines = [(one.label, m) for one, m in zip(evaluations, metrics, strict=True)]
         for key, kind, formula in KINDS:
             name = f"{kind}, {title}"
-            rows = [[words(label), *figures(path, key, m, longest, label)] for label, m in lines]
-            charts.append(Drawing(name, curves(name, key, formula, lines, longest)))
-            tables.append(Table(name, columns("evaluation", longest), rows, folded=True))
-    return Section(
-        "positions", "Acceptance by position", [Drawings(charts, _legend(evaluations), "pairs"), *tables]
-    )
+            rows = [[words(label), *at_positions(path, key, m, longest, label)] for label, m in lines]
+            charts.append(curves(name, key, formula, lines, longest))
+            tables.append(Table(name, at_each("evaluation", longest), rows, folded=True))
+    drawn = Drawings(charts, _legend(evaluations), "pairs", POSITIONS_PLOT)
+    return Section("positions", "Acceptance by position", [drawn, *tables])
 
 
 def costs(evaluations: Sequence[Evaluation]) -> Section:
@@ -113,27 +141,6 @@ def costs(evaluations: Sequence[Evaluation]) -> Section:
 
 def calibrations(evaluations: Sequence[Evaluation]) -> Section:
     """Calibration error by position, before and after, of those evaluations that have it."""
-    longest = max(one.positions for one in evaluations)
-    rows = []
-    for one in evaluations:
-        if found := one.summary.get("calibration"):
-            for when in ("before", "after"):
-                rows.append([words(one.label), words(when), *_errors(one, found[when], when, longest)])
-    title = "Calibration of the confidences"
-    if not rows:
-        return Section(
-            "calibration",
-            title,
-            [Note("None of them is calibrated: evaluate.calibrate=true does it.", absent=True)],
-        )
-    heads = columns("evaluation", longest)
-    table = Table("Expected calibration error by position", [heads[0], "scaling", *heads[1:]], rows, names=2)
-    return Section("calibration", title, [table])
-
-
-def _errors(one: Evaluation, found: list[dict[str, Any]], when: str, longest: int) -> list[Cell]:
-    cells = [words(None)] * longest
-    for k, quality in enumerate(found):
-        if quality["rounds"]:
-            cells[k] = plain(f"calibration/{when}/{k}/ece", quality["ece"], "{:.1%}", one.label)
-    return cells
+    table = confidence.errors(evaluations, (PAGE,))
+    missing = Note("None of them is calibrated: evaluate.calibrate=true does it.", absent=True)
+    return Section("calibration", confidence.CALIBRATION, [table if table.rows else missing])

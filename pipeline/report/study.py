@@ -6,8 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_specs.study import MACHINE, MEASURED
-from pipeline.report.model import Block, Cell, Drawing, Drawings, Heading, Note, Section, Table, plain, words
-from pipeline.report.svg import Axis, PlottedPoint, Series, linear, plot, powers, swatch
+from pipeline.report.model import (
+    Axis,
+    Block,
+    Cell,
+    Drawing,
+    Drawings,
+    Heading,
+    Lines,
+    Note,
+    PlottedPoint,
+    Section,
+    Series,
+    Table,
+    plain,
+    powers,
+    words,
+)  # fmt: skip
 
 TITLE = "Serving under load"
 METRICS = (  # column, metric, format
@@ -104,7 +119,7 @@ def _drawings(
     used = {run["policy"] for _, run in runs}
     order = [*policies, *sorted(used - set(policies))]
     drawn = [_chart(title, runs, order, x, y, fronts) for title, x, y in charts]
-    return Drawings(drawn, [(swatch(style), policy) for style, policy in enumerate(order) if policy in used])
+    return Drawings(drawn, [(style, policy) for style, policy in enumerate(order) if policy in used])
 
 
 def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts: Fronts) -> Drawing:
@@ -118,13 +133,12 @@ def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts:
             if p in fronts
         ] + loose
     points = [point for one in lines for point in one.points]
-    up = linear(UNITS[y], [p.y for p in points])
-    return Drawing(title, plot(title, [one for one in lines if one.points], _across(x, points), up))
+    return Lines(title, [one for one in lines if one.points], _across(x, points), Axis(UNITS[y]))
 
 
 def _across(x: str, points: Sequence[PlottedPoint]) -> Axis:
     values = [point.x for point in points]
-    return powers(UNITS[x], values) if x == "concurrency" and values else linear(UNITS[x], values)
+    return powers(UNITS[x], values) if x == "concurrency" and values else Axis(UNITS[x])
 
 
 def _line(policy: str, style: int, runs: Runs, x: str, y: str) -> Series:

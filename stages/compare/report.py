@@ -8,7 +8,9 @@ from typing import Any
 
 from data_specs.manifest import read_json, write_json
 from pipeline import console
-from pipeline.report.shared import MACRO, axes, line, markdown_table, number, save, with_interval
+from pipeline.report.markdown import markdown_table
+from pipeline.report.model import MACRO, number, with_interval
+from pipeline.report.shared import axes, line, save
 from pipeline.store.artifacts import Artifact
 
 RESULT, MARKDOWN = "comparison.json", "comparison.md"
@@ -64,7 +66,7 @@ def speed_table(table: dict[str, Any]) -> Table:
     rows = []
     for drafter in table["drafters"]:
         speed = table["speed"][drafter]
-        cells = [number(speed[key], form).replace("%", " %") for _, key, form in SPEED_COLUMNS]
+        cells = [number(speed[key], form) for _, key, form in SPEED_COLUMNS]
         rows.append([drafter, *cells, with_interval(speed["speedup"])])
     return f"Speed ({MACRO})", ("drafter", *(title for title, _, _ in SPEED_COLUMNS), "speedup"), rows
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.acceptance import Array, Figures, average, figures, summary
-from pipeline.report.shared import MACRO
+from pipeline.report.model import MACRO
 from stages.compare.pairing import common
 
 SPEED = ("acceptance_rate", "drafted_length", "draft_ms", "verify_ms", "tokens_per_second", "speedup")

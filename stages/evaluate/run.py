@@ -26,7 +26,6 @@ from data_specs.evaluation import (
     write_rounds,
 )
 from data_specs.manifest import read_json
-from data_specs.study import RESULT as STUDY_RESULT
 from pipeline import console
 from pipeline.confidence.rounds import observe
 from pipeline.config import Config, ConfigError, section
@@ -47,10 +46,7 @@ from pipeline.drafts.registry import head_rows
 from pipeline.prompts.benchmarks import Prompt
 from pipeline.prompts.heldout import heldout_prompts
 from pipeline.ranks import is_main
-from pipeline.report.evaluation import in_the_making
-from pipeline.report.evaluation_text import SUMMARY, EvaluationFacts, flat_metrics, show, write_report
-from pipeline.report.lineage import made_of_draft
-from pipeline.report.page import write_html
+from pipeline.report.summary import SUMMARY, EvaluationFacts, flat_metrics, summarise
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.tracking import track_figures
 from pipeline.store.work import WorkShare, commit_once
@@ -58,6 +54,7 @@ from pipeline.target.files import load_tokenizer
 from pipeline.target.model import Target
 from pipeline.target.tensors import TargetTensors, load_tensors
 from stages.evaluate import sweeping
+from stages.evaluate.report import show, write_report
 
 FILES = (
     f"{ROUNDS}/*.parquet", f"{HELDOUT_ROUNDS}/*.parquet", f"{SWEEP_ROUNDS}/*/*.parquet", "*.json", "*.md", "*.html",
@@ -146,10 +143,9 @@ def _evaluate(
         for left in work.path.glob(f"{ROUNDS}/.*.tmp"):  # of killed runs
             left.unlink()
         sections = _sections(config, work, job, speaker)
-        result = write_report(work.path, facts, positions, config.evaluate.bootstrap, sections)
-        studies = made_of_draft(store, "study", work.parents["draft"])
-        study = read_json(studies[0].path / STUDY_RESULT) if studies else None
-        write_html(work.path, [in_the_making(work, result, store)], study)
+        rounds = read_rounds(work.path)
+        result = summarise(rounds, facts, positions, config.evaluate.bootstrap) | sections
+        write_report(work, store, result)
         return counts_of(result)
 
     artifact = commit_once(store, work, finish, FILES)

@@ -14,7 +14,8 @@ from typing import Any
 
 from data_specs.calibration import Calibration
 from data_specs.manifest import Manifest
-from pipeline.report.shared import MACRO, markdown_table, share, with_interval
+from pipeline.report.markdown import markdown_table
+from pipeline.report.model import MACRO, number, with_interval
 from stages.export import llama_cpp, mlx, sglang, vllm
 from stages.export.capabilities import ExportError, refusal
 from stages.export.layouts import LAYERS, STATES, block_layout, eagle3_layout
@@ -145,7 +146,7 @@ def _row(name: str, prompts: int | None, metrics: dict[str, Any]) -> tuple[str, 
         name,
         "-" if prompts is None else str(prompts),
         with_interval(metrics.get("accepted_length", none)),
-        share(metrics.get("acceptance_rate", none)),
+        number(metrics.get("acceptance_rate", none), "{:.0%}"),
         with_interval(metrics.get("speedup", none)),
     )
 

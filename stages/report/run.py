@@ -12,10 +12,10 @@ from pipeline import console
 from pipeline.config import Config, ConfigError
 from pipeline.ranks import is_main
 from pipeline.report.evaluation import Evaluation, committed
-from pipeline.report.lineage import made_of_draft
 from pipeline.report.page import PAGE, write_html
 from pipeline.report.side_by_side import common_benchmarks
 from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.lineage import made_of_draft
 from pipeline.store.work import begin_once, commit_once
 
 KIND, SCHEMA_VERSION = "report", 1

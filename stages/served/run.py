@@ -39,7 +39,7 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.http_client import Caller, ServerError, check_url
 from pipeline.prompts.benchmarks import Benchmark, Prompt, load_benchmark
 from pipeline.ranks import is_main
-from pipeline.report.evaluation_text import SUMMARY, flat_metrics
+from pipeline.report.summary import SUMMARY, flat_metrics
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.tracking import track_figures
 from pipeline.store.work import WorkShare, commit_once

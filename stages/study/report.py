@@ -10,9 +10,10 @@ from typing import Any
 from data_specs.manifest import read_json, write_json
 from data_specs.study import MACHINE, MARKDOWN, MEASURED, RESULT
 from pipeline import console
-from pipeline.report.confidence_text import in_a_line
+from pipeline.report.confidence import in_a_line
+from pipeline.report.markdown import markdown_table
 from pipeline.report.page import PAGE
-from pipeline.report.shared import axes, markdown_table, save
+from pipeline.report.shared import axes, save
 from pipeline.store.artifacts import Artifact
 
 COLUMNS = (

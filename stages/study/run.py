@@ -42,9 +42,9 @@ from pipeline.decoding.steps import Step, Times
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.ranks import is_main
 from pipeline.report.evaluation import SUMMARY, Evaluation, committed
-from pipeline.report.lineage import made_of_draft
 from pipeline.report.page import write_html
 from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.lineage import made_of_draft
 from pipeline.store.work import WorkShare, commit_once
 from pipeline.target.files import device_of
 from stages.study.costs import from_steps

@@ -16,7 +16,7 @@ from typing import Any
 import environments
 import pytest
 
-from pipeline.report.shared import markdown_table
+from pipeline.report.markdown import markdown_table
 
 HEADER = (
     "engine",

@@ -18,7 +18,7 @@ from data_specs.export import TARGET_GGUF
 from data_specs.manifest import read_json
 from pipeline.config import ClientConfig, Config, EvaluateConfig, StageConfig, TrackingConfig
 from pipeline.prompts.chat import render_prompt
-from pipeline.report.evaluation_text import SUMMARY
+from pipeline.report.summary import SUMMARY
 from pipeline.store.artifacts import Artifact, Store
 from stages.evaluate.run import run_evaluate
 from stages.served.run import run_served

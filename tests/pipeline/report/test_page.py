@@ -7,9 +7,9 @@ import pytest
 import tiny_summary
 
 from pipeline.report.evaluation import Evaluation
-from pipeline.report.lineage import Ancestor
 from pipeline.report.page import PAGE, render, write_html
 from pipeline.report.side_by_side import ReportError
+from pipeline.store.lineage import Ancestor
 
 CREATED = "2026-11-30T03:19:49+00:00"
 ANCESTORS = (

@@ -19,7 +19,7 @@ from pipeline.decoding.job import chunks, make_job
 from pipeline.drafts.folders.checkpoint import save
 from pipeline.drafts.registry import Start, build
 from pipeline.prompts.chat import render_prompt
-from pipeline.report.evaluation_text import MARKDOWN, SUMMARY
+from pipeline.report.summary import MARKDOWN, SUMMARY
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.files import load_tokenizer
 from pipeline.target.tensors import load_tensors
@@ -108,7 +108,9 @@ def test_an_evaluation_from_a_foreign_folder(config, store, draft_folder, target
         "speedup",
     ):
         assert text in shown
-    assert (made.path / MARKDOWN).read_text().count("| gsm8k |") == 3
+    told = (made.path / MARKDOWN).read_text()
+    # Figures, two tables by position, cost, and answers.
+    assert told.count("| gsm8k |") == 5 and "(accepted_length.png)" in told
     text = (made.path / "report.html").read_text()
     page = html_page.Page(text)
     assert page.faults == [] and html_page.wrong_numbers(page, {"": summary}) == []

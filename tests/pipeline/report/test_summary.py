@@ -1,23 +1,16 @@
-"""What the report says: table, footnotes, Markdown, plots, on a wide and on a narrow screen."""
+"""What is summarised of the rounds, and how the three writers of text say it."""
 
 import json
 
 import pytest
 
-from data_specs.evaluation import ROUNDS, write_rounds
+from data_specs.evaluation import ROUNDS, read_rounds, write_rounds
 from pipeline import console
-from pipeline.report.evaluation_text import (
-    LENGTH_PLOT,
-    MARKDOWN,
-    POSITIONS_PLOT,
-    SUMMARY,
-    EvaluationFacts,
-    flat_metrics,
-    show,
-    table_rows,
-    write_report,
-)
-from pipeline.store.artifacts import Store
+from pipeline.report.evaluation import Evaluation
+from pipeline.report.markdown import write_markdown
+from pipeline.report.page import evaluation_sections
+from pipeline.report.screen import show
+from pipeline.report.summary import EvaluationFacts, flat_metrics, summarise
 
 
 def rows(benchmark, prompt, accepted, plain=True):
@@ -65,9 +58,23 @@ def folder(tmp_path):
     return tmp_path
 
 
+def sections(folder, known, resamples=20):
+    result = summarise(read_rounds(folder), known, 3, resamples)
+    return evaluation_sections(Evaluation("d:v0", result, "2026-11-30"))
+
+
+def written(folder, known):
+    write_markdown(folder / "summary.md", "d on t", sections(folder, known))
+    return (folder / "summary.md").read_text()
+
+
+def main_table(folder, known, resamples=100):
+    table = sections(folder, known, resamples)[0].shown("screen")[0]
+    return [tuple(cell.plain for cell in row) for row in table.rows]
+
+
 def test_the_table_is_in_the_order_asked_for(folder):
-    result = write_report(folder, facts(), positions=3, resamples=100)
-    zeta, alpha, macro = table_rows(result)
+    zeta, alpha, macro = main_table(folder, facts())
     # zeta: accepted 1, 2, 3, 0: 10 tokens in 4 rounds. Each prompt's mean is 2.5, so the interval is a point.
     assert zeta[:5] == ("zeta", "2", "2.50 [2.50, 2.50]", "50 %", ".75 .50 .25")
     assert alpha[:5] == ("alpha", "1", "4.00", "100 %", "1.00 1.00 1.00")  # one prompt: no interval
@@ -77,64 +84,57 @@ def test_the_table_is_in_the_order_asked_for(folder):
 
 
 def test_files(folder):
-    result = write_report(folder, facts(), positions=3, resamples=20)
-    assert json.loads((folder / SUMMARY).read_text()) == result
-    text = (folder / MARKDOWN).read_text()
+    text = written(folder, facts())
     assert "| zeta | 2 | 2.50 [2.50, 2.50] | 50 % | .75 .50 .25 |" in text
     assert "| zeta | 0.75 | 0.67 | 0.50 |" in text  # conditional: 3 of 4, 2 of 3, 1 of 2
-    assert "| 0 - 511 | 3 | 6 | 3.00 " in text
-    assert "answers equal to plain decoding: 100.0%" in text
-    for plot in (POSITIONS_PLOT, LENGTH_PLOT):
+    assert "| 0 to 511 | 3 | 6 | 3.00 " in text
+    assert "plain decoding: 100.0 %" in text
+    for plot in ("acceptance_by_position.png", "accepted_length.png"):
         assert (folder / plot).read_bytes().startswith(b"\x89PNG")
         assert f"({plot})" in text
+    assert json.dumps(summarise(read_rounds(folder), facts(), 3, 20))
 
 
 def test_the_effective_sampler_is_said(folder):
     """Pitfall 40."""
     sampler = {"temperature": 0.7, "top_p": 0.9, "top_k": None, "min_p": None}
-    write_report(folder, facts(sampler=sampler, threshold=0.3, thinking=False), 3, 0)
-    text = (folder / MARKDOWN).read_text()
-    assert "sampler: temperature 0.7, top_p 0.9; threshold 0.3; at most 64 new tokens; thinking False" in text
-    assert "equal to plain" not in text  # draws differ, as they should
+    text = written(folder, facts(sampler=sampler, threshold=0.3, thinking=False))
+    for told in ("sampler: temperature 0.7, top_p 0.9;", "threshold 0.3;", "at most 64", "thinking False"):
+        assert told in text
+    assert "equal to those of" not in text  # draws differ, as they should
 
 
 def test_without_a_baseline(tmp_path):
     (tmp_path / ROUNDS).mkdir()
     write_rounds(tmp_path / ROUNDS / "alpha-00000.parquet", rows("alpha", 0, [3, 3], plain=False))
-    result = write_report(tmp_path, facts(prompts={"alpha": 1}), 3, 10)
-    (alpha,) = table_rows(result)
-    assert alpha[5:] == ("64.3", "-", "-")
-    assert "alpha/speedup" not in flat_metrics(result)
-    assert flat_metrics(result)["alpha/accepted_length"] == 4.0
+    known = facts(prompts={"alpha": 1})
+    ((*_, speed, plain, speedup),) = main_table(tmp_path, known)
+    assert (speed, plain, speedup) == ("64.3", "-", "-")
+    found = flat_metrics(summarise(read_rounds(tmp_path), known, 3, 10))
+    assert "alpha/speedup" not in found and found["alpha/accepted_length"] == 4.0
+
+
+def test_mean_calibration_errors_are_tracked():
+    quality = [{"rounds": 9, "ece": 0.2}, {"rounds": 5, "ece": 0.1}, {"rounds": 0, "ece": 0.0}]
+    found = {"order": [], "macro": None, "calibration": {"before": quality, "after": quality[1:]}}
+    expected = {"calibration/ece_before": 0.15, "calibration/ece_after": 0.1}
+    assert flat_metrics(found) == pytest.approx(expected)  # over the positions with rounds
 
 
 def test_a_benchmark_without_any_answer(tmp_path):
     """All its prompts were longer than the context."""
     (tmp_path / ROUNDS).mkdir()
     write_rounds(tmp_path / ROUNDS / "alpha-00000.parquet", rows("alpha", 0, [3]))
-    result = write_report(tmp_path, facts(prompts={"alpha": 2, "zeta": 3}), 3, 10)
-    assert table_rows(result)[1] == ("zeta", "0", "-", "-", "-", "-", "-", "-")
-    assert "left out: 4" in (tmp_path / MARKDOWN).read_text()
+    known = facts(prompts={"alpha": 2, "zeta": 3})
+    assert main_table(tmp_path, known)[1] == ("zeta", "0", "-", "-", "-", "-", "-", "-")
+    assert "left out: 4" in written(tmp_path, known)
 
 
 @pytest.mark.parametrize(("width", "tables"), [(140, 1), (80, 2)])
-def test_last_screen(folder, tmp_path_factory, capsys, monkeypatch, width, tables):
-    store = Store(tmp_path_factory.mktemp("store"))
-    work = store.begin("evaluation", "d", 1, "f" * 64, {}, {})
-    (work.path / ROUNDS).mkdir()
-    write_rounds(work.path / ROUNDS / "zeta-00000.parquet", rows("zeta", 0, [1, 2]) + rows("zeta", 1, [3, 0]))
-    write_report(work.path, facts(prompts={"zeta": 2}), 3, 100)
-    artifact = store.commit(work, {})
+def test_last_screen(folder, capsys, monkeypatch, width, tables):
     monkeypatch.setattr(console.console, "width", width)
-    show(artifact)
+    show(sections(folder, facts()))
     shown = capsys.readouterr().out
     assert shown.count("d on t") == tables
-    for text in (
-        "2.50 [2.50, 2.50]",
-        "50 %",
-        ".75 .50 .25",
-        "python -m pipeline stage=list",
-        "evaluation  d:v0",
-    ):
+    for text in ("2.50 [2.50, 2.50]", "50 %", ".75 .50 .25", "sampler: temperature 0.0"):
         assert text in shown
-    assert str(artifact.path) in "".join(line.strip("│ ") for line in shown.splitlines())

@@ -1,7 +1,7 @@
 """Lineage: back to the answers, each artifact once, also where the store does not hold one; what a draft led to."""
 
-from pipeline.report.lineage import lineage, made_of_draft
 from pipeline.store.artifacts import Store
+from pipeline.store.lineage import lineage, made_of_draft
 
 
 def make(store, kind, name, fingerprint, parents):

@@ -1,0 +1,31 @@
+"""A report on the last screen: its tables, then its notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline import console
+from pipeline.report.model import SCREEN, Note, Section, Table
+
+MARGIN = 2  # columns of a screen between two of a table
+
+
+def show(sections: Sequence[Section]) -> None:
+    """Print what ``sections`` have for the screen."""
+    blocks = [block for section in sections for block in section.shown(SCREEN)]
+    for block in blocks:
+        if isinstance(block, Table):
+            show_table(block)
+    for block in blocks:
+        if isinstance(block, Note):
+            console.say(f"  {console.escape(block.text)}")
+
+
+def show_table(table: Table) -> None:
+    """Print ``table``: in its parts on a screen that would fold the whole of it."""
+    lines = [table.columns, *([cell.plain for cell in row] for row in table.rows)]
+    width = sum(max(map(len, column)) + MARGIN for column in zip(*lines, strict=True))
+    for chosen in table.parts if width > console.console.width and table.parts else [table.columns]:
+        places = [list(table.columns).index(title) for title in chosen]
+        rows = [[line[place] for place in places] for line in lines[1:]]
+        console.table(table.caption, chosen, rows)

@@ -1,0 +1,44 @@
+"""The report of an evaluation: summary.json, summary.md with its plots, report.html, and the last screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from data_specs.manifest import read_json, write_json
+from data_specs.study import RESULT as STUDY
+from pipeline import console
+from pipeline.report.evaluation import Evaluation, in_the_making
+from pipeline.report.markdown import write_markdown
+from pipeline.report.page import PAGE, evaluation_sections, write_html
+from pipeline.report.screen import show as show_sections
+from pipeline.report.summary import MARKDOWN, SUMMARY
+from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.lineage import made_of_draft
+
+
+def write_report(work: Work, store: Store, result: dict[str, Any]) -> None:
+    """Write ``result`` (what summary.json holds) into the working folder in every form.
+
+    The page also shows the latest study of the draft.
+    """
+    write_json(work.path / SUMMARY, result)
+    evaluation = in_the_making(work, result, store)
+    write_markdown(work.path / MARKDOWN, evaluation.title, evaluation_sections(evaluation))
+    studies = made_of_draft(store, "study", work.parents["draft"])
+    write_html(work.path, [evaluation], read_json(studies[0].path / STUDY) if studies else None)
+
+
+def show(artifact: Artifact) -> None:
+    """The last screen, from the stored summary: tables, artifact, and what to type next."""
+    summary = read_json(artifact.path / SUMMARY)
+    show_sections(evaluation_sections(Evaluation(artifact.reference, summary, artifact.manifest.created)))
+    console.panel(
+        "Evaluation",
+        [
+            f"evaluation  {artifact.reference}",
+            f"folder      {artifact.path}",
+            f"report      {artifact.path / PAGE} (opens in any browser; {SUMMARY} and every round beside it)",
+            f"next        python -m pipeline stage=report evaluations={artifact.reference},OTHER   (side by side)",
+            "            python -m pipeline stage=list",
+        ],
+    )
