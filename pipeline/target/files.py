@@ -28,10 +28,10 @@ SAMPLE_BYTES = 4096  # read at the start, the middle and the end of every tensor
 
 
 def identity(folder: Path) -> str:
-    """SHA-256 (hex) over config, tokenizer, template, generation config, and the weights.
+    """SHA-256 (hex) over config, tokenizer, chat template, generation config, and samples of the weights.
 
-    Of the weights: every file's header and, of every tensor, the first, middle and last 4 KiB; a fine-tune
-    that was written over the old files changes it, and it takes well under a second.
+    The samples are the header of every file and the first, middle and last 4 KiB of every tensor. They take well under
+    a second, and a fine-tune that overwrites the old files changes them.
     """
     digest = _text_digest(folder, TEXT_FILES)
     for path in sorted(folder.glob("*.safetensors")):
@@ -41,12 +41,12 @@ def identity(folder: Path) -> str:
 
 
 def tokenizer_identity(folder: Path) -> str:
-    """SHA-256 (hex) over the tokenizer's files and the chat template."""
+    """SHA-256 (hex) over the files of the tokenizer and the chat template."""
     return _text_digest(folder, [name for name in TEXT_FILES if name not in MODEL_FILES]).hexdigest()
 
 
 def parameter_count(folder: Path) -> int:
-    """Numbers in the safetensors files of ``folder`` (by their headers)."""
+    """How many numbers the safetensors files of ``folder`` hold, by their headers."""
     return sum(
         math.prod(entry["shape"]) for path in folder.glob("*.safetensors") for entry in _header(path).values()
     )
@@ -69,7 +69,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _digest_weights(path: Path, update: Callable[[bytes], None]) -> None:
-    """Feed the header of a safetensors file and a sample of each tensor to ``update``."""
+    """Call ``update`` with the header of a safetensors file and with samples of each tensor."""
     with path.open("rb") as file:
         data = 8 + struct.unpack("<Q", file.read(8))[0]
         update(file.read(data - 8))
@@ -95,25 +95,25 @@ def load_tokenizer(folder: Path, cfg: TargetConfig) -> Any:
 
 
 def text_config(config: Any) -> Any:
-    """The text config inside a multimodal one, else ``config`` itself."""
+    """The text config of a multimodal ``config``, else ``config`` itself."""
     return config.get_text_config(decoder=True)
 
 
 def eos_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end an answer: of the generation config, else of the config (an int or a list there).
+    """The ids that end an answer, from the generation config or else from the config.
 
-    Raises ``ConfigError`` when neither names one.
+    Both may hold one id or a list. Raises ``ConfigError`` if neither holds any.
     """
     values = [read_json(folder / name) for name in TEXT_FILES[1::-1] if (folder / name).is_file()]
     for value in [*values, *(v["text_config"] for v in values if isinstance(v.get("text_config"), dict))]:
         eos = value.get("eos_token_id")
         if eos is not None:
             return tuple(eos) if isinstance(eos, list) else (int(eos),)
-    raise ConfigError(f"{folder}: neither generation_config.json nor config.json has eos_token_id")
+    raise ConfigError(f"{folder}: expected eos_token_id in generation_config.json or config.json, found none")
 
 
 def default_taps(num_layers: int, num_taps: int) -> list[int]:
-    """Layers spread evenly from 1 to ``num_layers`` - 3; the paper's for 36 and 5: [1, 9, 17, 25, 33]."""
+    """Layers spread evenly from 1 to ``num_layers`` - 3. 36 layers and 5 taps give the paper's [1, 9, 17, 25, 33]."""
     if num_taps == 1:
         return [num_layers // 2]
     span = max(0, num_layers - 4)
@@ -121,14 +121,14 @@ def default_taps(num_layers: int, num_taps: int) -> list[int]:
 
 
 def resolve_taps(cfg: TargetConfig, num_layers: int) -> list[int]:
-    """The configured taps, else ``default_taps``; raises ``ConfigError`` for layers that do not exist."""
+    """The configured taps, else ``default_taps``. Raises ``ConfigError`` for layers that do not exist."""
     return checked_taps(
         cfg.taps if cfg.taps is not None else default_taps(num_layers, cfg.num_taps), num_layers
     )
 
 
 def checked_taps(taps: list[int], num_layers: int) -> list[int]:
-    """``taps`` if they are different layers of ``num_layers``; else ``ConfigError``."""
+    """``taps``, if they are different layers of a target with ``num_layers``; else raises ``ConfigError``."""
     if not taps or len(set(taps)) != len(taps) or not all(-1 <= tap < num_layers for tap in taps):
         raise ConfigError(f"target.taps={list(taps)}: expected different layers from -1 to {num_layers - 1}")
     return list(taps)
@@ -142,19 +142,19 @@ def dtype_of(cfg: TargetConfig) -> torch.dtype:
 
 
 def device_of(cfg: TargetConfig) -> torch.device:
-    """The device that ``target.device`` names; ``auto``: this rank's GPU where there is one, else the CPU."""
+    """The device that ``target.device`` names. ``auto`` is this rank's GPU, or the CPU if there is no GPU."""
     if cfg.device == "cpu" or (cfg.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if cfg.device not in ("auto", "cuda"):
         raise ConfigError(f"target.device={cfg.device}: expected auto, cpu or cuda")
     if not torch.cuda.is_available():
-        raise ConfigError("target.device=cuda: no GPU is visible")
+        raise ConfigError("target.device=cuda: expected a GPU, but none is visible")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No bars and hints of transformers: what the user has to know is said here."""
+    """Silence transformers' progress bars and hints; draftline itself prints what the user has to know."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()

@@ -1,8 +1,8 @@
 """Ranks that hold one target together (``target.tensor_parallel``): the first one leads, the others follow.
 
-The leader works as a single process would. What it asks of the target reaches the followers as orders, because every
-product of a target that is split needs all of its ranks. A group is a ``torch.distributed`` world of its own while it
-lasts: transformers splits a model over the whole world, and groups have nothing to say to each other.
+The leader works like a single process. Every product of a split target needs all of its ranks, so the leader sends each
+call of the target to the followers as an order. A group is a ``torch.distributed`` world of its own as long as it
+exists, because transformers splits a model over the whole world and groups do not communicate.
 """
 
 from __future__ import annotations
@@ -22,40 +22,38 @@ from data_specs.errors import UserError
 from pipeline import ranks
 from pipeline.config import ConfigError, TargetConfig
 
-PATIENCE = timedelta(days=7)  # followers wait while their leader waits for other groups
+PATIENCE = timedelta(days=7)  # a follower waits as long as its leader waits for other groups
 LOAD, CALL, DONE, FAILED = "load", "call", "done", "failed"
-JOINED = itertools.count()  # keeps the keys of one group in the store apart from those of the next
+JOINED = itertools.count()  # gives each group its own keys in the store
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @dataclass
 class TargetGroup:
-    """This process's group: ``size`` ranks from rank ``first`` on.
+    """This process's group: ``size`` ranks, beginning with rank ``first``.
 
-    What fails while all ranks do the same thing fails on all of them, or ends the others with the process that failed:
-    nobody waits for an order then, so none is sent.
+    If a call that all ranks make fails, it fails on all of them, or the failed process ends the others. Then no rank
+    waits for an order, so none is sent.
     """
 
     size: int
     first: int
     leads: bool
-    depth: int = 0  # calls that this one is a part of; only the outermost is an order
-    broken: bool = False  # something failed that all ranks did
+    depth: int = 0  # how deeply calls are nested; only the outermost call is an order
+    broken: bool = False  # a call that all ranks made has failed
 
     def work(self, lead: Callable[[], Any], load: Callable[[list[int]], Any]) -> Any:
-        """Run ``lead`` on the first rank while the others carry out its orders; its result, on all of them.
+        """Run ``lead`` on the first rank while the others carry out its orders; all ranks return its result.
 
-        ``load`` (given the taps) loads a follower's part of the target. A follower raises ``UserError`` when its
-        leader failed.
+        ``load`` gets the taps and loads a follower's part of the target. A follower raises ``UserError`` if its leader
+        fails.
         """
         if not self.leads:
             return self._follow(load)
         try:
             result = lead()
-        except (
-            BaseException
-        ) as error:  # also an exit or Ctrl-C: the others wait for an order, whatever ended this one
+        except BaseException as error:  # also an exit or Ctrl-C, because the others wait for an order
             if not self.broken:
                 self._tell(FAILED, f"{type(error).__name__}: {error}")
             raise
@@ -64,7 +62,7 @@ class TargetGroup:
 
     @contextmanager
     def together(self, kind: str, content: Any) -> Iterator[None]:
-        """What all ranks do: the leader orders it, unless it is a part of such a thing already."""
+        """A call that all ranks make: the leader sends it as an order, unless it is part of such a call."""
         if self.leads and not self.depth:
             self._tell(kind, content)
         self.depth += 1
@@ -101,14 +99,15 @@ class TargetGroup:
 
 
 def together(method: Method) -> Method:
-    """A method of the target that all ranks of its group have to call: on the leader it makes the others call it."""
+    """Mark a method of the target that all ranks of its group must call; the leader's call makes the others call it."""
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         if self.group is None:
             return method(self, *arguments, **named)
-        assert not named, f"{method.__name__}: a target of several ranks takes no caches and masks"
-        with self.group.together(CALL, (method.__name__, [_on_cpu(argument) for argument in arguments])):
+        assert not named, f"{method.__name__}: a target on several ranks accepts no caches and masks"
+        on_cpu = [x.cpu() if isinstance(x, torch.Tensor) else x for x in arguments]
+        with self.group.together(CALL, (method.__name__, on_cpu)):
             return method(self, *arguments)
 
     return cast(Method, call)
@@ -116,10 +115,10 @@ def together(method: Method) -> Method:
 
 @contextmanager
 def join(cfg: TargetConfig, device: torch.device) -> Iterator[TargetGroup]:
-    """The group of this rank, ``target.tensor_parallel`` neighbours; all ranks have to come here equally often.
+    """This rank's group of ``target.tensor_parallel`` neighbouring ranks; all ranks must call this equally often.
 
-    Raises ``ConfigError`` when the ranks cannot be divided into such groups, or the target is not to run where
-    transformers would put it.
+    Raises ``ConfigError`` if the ranks cannot be divided into such groups, or if transformers would put the target on
+    another device than ``target.device``.
     """
     size = cfg.tensor_parallel
     _check(size, device)
@@ -136,24 +135,20 @@ def join(cfg: TargetConfig, device: torch.device) -> Iterator[TargetGroup]:
 def _check(size: int, device: torch.device) -> None:
     if size < 1 or ranks.world_size() % size:
         raise ConfigError(
-            f"target.tensor_parallel={size}: expected a number that divides the ranks, got {ranks.world_size()} of "
-            f"them; set ranks to a multiple of it"
+            f"target.tensor_parallel={size}: expected a number that divides the {ranks.world_size()} ranks; "
+            "set ranks to a multiple of it"
         )
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     found = accelerator.type if accelerator else "cpu"
     if found != device.type:
         raise ConfigError(
             f"target.device={device.type}: with target.tensor_parallel={size} transformers puts the target on "
-            f"{found}, which is visible here"
+            f"{found}, because that is visible; set target.device={found}"
         )
 
 
 @functools.cache
 def _store() -> dist.Store:
-    """Where the ranks find each other. Kept for the life of the process: rank 0's serves all, in training too."""
+    """The store through which ranks find each other. The process keeps it, because rank 0's also serves training."""
     store, _, _ = next(iter(dist.rendezvous("env://")))
     return cast(dist.Store, store)
-
-
-def _on_cpu(argument: Any) -> Any:
-    return argument.cpu() if isinstance(argument, torch.Tensor) else argument

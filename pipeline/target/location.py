@@ -28,21 +28,21 @@ UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDI
 
 
 def locate(cfg: TargetConfig) -> Path:
-    """The folder of the target: a local one, a Hub snapshot, or one converted once from a packaged GGUF file.
+    """The target's folder: a local one, a snapshot of the Hub, or the conversion of a packaged GGUF file.
 
-    Raises ``ConfigError`` naming the key when there is no such target.
+    A GGUF file is converted at the first call. Raises ``ConfigError`` with the key if there is no such target.
     """
     path = "" if cfg.path in (None, "???") else cfg.path
     if cfg.package:
         if path:
-            raise ConfigError(f"target.path={path} and target.package={cfg.package}: give one of the two")
+            raise ConfigError(f"target.path={path} and target.package={cfg.package}: set only one of the two")
         return _converted(cfg)
     if not path:
         raise ConfigError("target.path: expected a local folder or a Hub id, got nothing")
     if Path(path).expanduser().is_dir():
         return _checked(Path(path).expanduser())
     if not HUB_ID.fullmatch(path):
-        raise ConfigError(f"target.path={path}: no such folder, and no Hub id (owner/name) either")
+        raise ConfigError(f"target.path={path}: expected an existing folder or a Hub id (owner/name)")
     return _downloaded(cfg, path)
 
 
@@ -59,33 +59,33 @@ def _downloaded(cfg: TargetConfig, name: str) -> Path:
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"] + ["*.py"] * cfg.trust_remote_code
     try:
-        # Folders inside hold the same weights in other formats (gpt-oss: original/ and metal/).
+        # Subfolders are skipped: they hold the same weights in other formats (gpt-oss: original/ and metal/).
         found = snapshot_download(name, revision=cfg.revision, allow_patterns=patterns, ignore_patterns="*/*")
         return _checked(Path(found))
     except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError) as error:
         raise ConfigError(
-            f"target.path={name}: no such folder here, and the Hub did not give it: {error}"
+            f"target.path={name}: there is no such local folder, and the download from the Hub failed: {error}"
         ) from error
 
 
 def snapshot_commit(folder: Path) -> str | None:
-    """The commit (40 hex digits) of a located ``folder`` that is a snapshot of the Hub's cache, None for any other."""
+    """The commit (40 hex digits) if ``folder`` is a snapshot in the Hub's cache, else None."""
     snapshot = folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name)
     return folder.name if snapshot else None
 
 
 def cache_home() -> Path:
-    """Folder of draftline's own files under the user's cache (``XDG_CACHE_HOME``, else ``~/.cache``)."""
+    """The folder of draftline's files in the user's cache (``XDG_CACHE_HOME``, else ``~/.cache``)."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftline"
-    except RuntimeError as error:  # a user without a home
+    except RuntimeError as error:  # the user has no home folder
         raise ConfigError(
-            f"no home folder ({error}): set XDG_CACHE_HOME to a folder that can be written"
+            f"the user has no home folder ({error}): set XDG_CACHE_HOME to a writable folder"
         ) from error
 
 
 def _converted(cfg: TargetConfig) -> Path:
-    """The converted folder of a packaged GGUF file; made by one process, while others wait."""
+    """The converted folder of a packaged GGUF file. One process makes it while the others wait."""
     source = _packaged_file(cfg)
     folder = cache_home() / "targets" / cfg.name
     origin = {"package": cfg.package, "gguf": cfg.gguf, "bytes": source.stat().st_size}
@@ -94,13 +94,13 @@ def _converted(cfg: TargetConfig) -> Path:
         _convert_once(cfg, source, folder, origin, share)
     if read_json(folder / SOURCE) != origin:
         raise ConfigError(
-            f"target.name={cfg.name}: {folder} was made from another file than {source}; remove it"
+            f"target.name={cfg.name}: {folder} was converted from another file, not from {source}; remove that folder"
         )
     return folder
 
 
 def _convert_once(cfg: TargetConfig, source: Path, folder: Path, origin: dict[str, Any], share: Path) -> None:
-    """Convert ``source`` into ``folder`` unless it is there whole; what is there in part is replaced."""
+    """Convert ``source`` into ``folder``, unless a whole conversion is there; an incomplete one is replaced."""
     if (folder / SOURCE).is_file():
         return
     share.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def _convert_once(cfg: TargetConfig, source: Path, folder: Path, origin: dict[st
         say(f"target {cfg.name}: converting {source.name} of package {cfg.package} (once) ...")
         _convert_gguf(source, partial)
         write_json(partial / SOURCE, origin)
-        if not (folder / SOURCE).is_file():  # without its record it is no whole folder
+        if not (folder / SOURCE).is_file():  # without this file the conversion is incomplete
             shutil.rmtree(folder, ignore_errors=True)
         publish_folder(partial, folder)
         say(f"target {cfg.name}: written to {folder}")
@@ -119,7 +119,7 @@ def _convert_once(cfg: TargetConfig, source: Path, folder: Path, origin: dict[st
 
 @contextmanager
 def _writable_cache(folder: Path) -> Iterator[None]:
-    """Turn the system's refusal to write below the user's cache into a ``ConfigError`` with the remedy."""
+    """Raise a ``ConfigError`` with the remedy if the system cannot write below the user's cache."""
     try:
         yield
     except OSError as error:
@@ -127,15 +127,15 @@ def _writable_cache(folder: Path) -> Iterator[None]:
             raise
         raise ConfigError(
             f"target.package: cannot write the converted target below {folder}: {error.strerror}; "
-            "set XDG_CACHE_HOME to a folder that can be written"
+            "set XDG_CACHE_HOME to a writable folder"
         ) from error
 
 
 def _packaged_file(cfg: TargetConfig) -> Path:
-    """The GGUF file inside an installed package, found without importing the package."""
+    """The GGUF file in an installed package, which is not imported."""
     spec = importlib.util.find_spec(str(cfg.package))
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"target.package={cfg.package}: no such package is installed")
+        raise ConfigError(f"target.package={cfg.package}: this package is not installed")
     if not cfg.gguf:
         raise ConfigError("target.gguf: expected the name of a file in target.package, got nothing")
     for location in spec.submodule_search_locations:
@@ -145,7 +145,7 @@ def _packaged_file(cfg: TargetConfig) -> Path:
 
 
 def _convert_gguf(source: Path, folder: Path) -> None:
-    """Write ``source`` as an ordinary bf16 model folder with its tokenizer and chat template."""
+    """Write the GGUF file ``source`` as an ordinary bf16 model folder with tokenizer and chat template."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     with quiet_transformers():
@@ -155,7 +155,7 @@ def _convert_gguf(source: Path, folder: Path) -> None:
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.float32,
         )
-        # transformers takes the model for a quantized one and refuses to save it until no trace is left.
+        # transformers refuses to save the model as long as anything marks it as quantized.
         for holder, name in ((model.config, "quantization_config"), (model, "quantization_method")):
             if hasattr(holder, name):
                 delattr(holder, name)
@@ -164,4 +164,6 @@ def _convert_gguf(source: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         tokenizer.save_pretrained(folder)
     if tokenizer.eos_token_id not in eos_ids(folder):
-        raise ConfigError(f"target.gguf={source}: its generation does not stop at its tokenizer's end token")
+        raise ConfigError(
+            f"target.gguf={source}: expected its tokenizer's end token among the ids that end a generation"
+        )

@@ -1,9 +1,9 @@
-"""The frozen target at work: its tapped layers, final states, cache and logits.
+"""The frozen target with its tapped layers, final states, KV cache and logits.
 
-Layer numbers: tap l is the *output* of decoder layer l (``hidden_states[l + 1]`` of transformers); -1 is
-the embedding's output. Where a layer passes on several streams (DeepSeek-V4: [B, S, hc_mult, H]), a tap is their mean
-[B, S, H]. The last hidden state is the one *after* the final norm, so that the head applied to it gives the target's
-logits. Shapes: B sequences, S tokens, m taps, H hidden size, V embedding rows.
+Tap l is the *output* of decoder layer l (``hidden_states[l + 1]`` of transformers); tap -1 is the output of the
+embedding. If a layer has several residual streams (DeepSeek-V4: [B, S, hc_mult, H]), a tap is their mean [B, S, H]. The
+last hidden state is taken *after* the final norm, so that the head gives the target's logits from it.
+Shapes: B sequences, S tokens, m taps, H hidden size, V embedding rows.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from pipeline.target.rewind import RewindCache
 
 @dataclass(frozen=True)
 class States:
-    """What the target computed for every token."""
+    """The target's states of every token."""
 
     hidden: Tensor  # [B, S, m*H]: outputs of the tapped layers
     last_hidden: Tensor  # [B, S, H]: after the final norm
 
 
 class Target:
-    """The frozen model with hooks on its tapped layers (``load`` makes one).
+    """The frozen model with hooks on its tapped layers; ``load`` makes one.
 
-    Not in inference mode: transformers' split models rebuild tensors in a way that it refuses.
+    It does not use inference mode, in which transformers cannot rebuild the tensors of a model split over ranks.
     """
 
     def __init__(self, model: Any, folder: Path, taps: list[int], group: TargetGroup | None = None) -> None:
@@ -53,14 +53,18 @@ class Target:
         self.decoder: Any = self.model.get_decoder()
         self.head: Any = self.model.get_output_embeddings()
         if not hasattr(self.decoder, "layers") or self.head is None:
-            raise ConfigError(f"{folder}: {type(model).__name__} has no decoder with layers and a head")
+            raise ConfigError(
+                f"{folder}: expected a model that has a decoder with layers and a head, got {type(model).__name__}"
+            )
         self.folder, self.taps = folder, checked_taps(taps, len(self.decoder.layers))
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
         self.dtype: torch.dtype = self.model.dtype
         self.device: torch.device = self.model.device
         self.eos = eos_ids(folder)
-        self.rewinds: bool = self.model._is_stateful  # transformers' mark of caches that it cannot crop
+        self.rewinds: bool = (
+            self.model._is_stateful
+        )  # so transformers marks models whose cache it cannot crop
         self._tapped: dict[int, Tensor] = {}
         for tap in self.taps:
             self._hook(tap)
@@ -69,14 +73,15 @@ class Target:
     def load(
         cls, cfg: TargetConfig, taps: list[int] | None = None, group: TargetGroup | None = None
     ) -> Target:
-        """Load the target that ``cfg`` names; ``taps`` instead of those of ``cfg`` where given.
+        """Load the target that ``cfg`` names; ``taps``, if given, replace those of ``cfg``.
 
-        ``group``: the ranks that hold it together. ``ConfigError`` where ``cfg`` asks for such ranks and there is none.
+        ``group`` are the ranks that hold the target together. Raises ``ConfigError`` if ``cfg`` needs a group and there
+        is none.
         """
         if cfg.tensor_parallel > 1 and group is None:
             raise ConfigError(
-                f"target.tensor_parallel={cfg.tensor_parallel}: only the capture of states runs on several ranks "
-                "together; let a server answer the prompts (answers=openai), and evaluate with target.tensor_parallel=1"
+                f"target.tensor_parallel={cfg.tensor_parallel}: only the capture of states can split a target over "
+                "ranks; let a server answer the prompts (answers=openai), and evaluate with target.tensor_parallel=1"
             )
         folder = locate(cfg)
         if taps is None:
@@ -90,7 +95,7 @@ class Target:
 
     @property
     def identity(self) -> str:
-        """See ``identity``; of the files as they are now."""
+        """``files.identity`` of the target's files as they are now."""
         return identity(self.folder)
 
     @together
@@ -105,8 +110,8 @@ class Target:
     ) -> States:
         """States of ``input_ids`` int64 [B, S].
 
-        ``cache`` (of ``new_cache``) is extended in place. Attention is causal, so sequences that are padded
-        on the right need no ``attention_mask``: no token of theirs sees the padding. ``attention`` is passed on to
+        ``cache``, which ``new_cache`` makes, is extended in place. Sequences that are padded on the right need no
+        ``attention_mask``: attention is causal, so none of their tokens sees the padding. ``attention`` is passed to
         the model's attention function (pipeline/target/ragged.py).
         """
         self._tapped.clear()
@@ -134,18 +139,20 @@ class Target:
         if self.rewinds:
             return RewindCache(lambda: DynamicCache(config=self.model.config))
         cache = DynamicCache(config=self.model.config)
-        cache.activate_past_recording()  # sliding-window layers drop what a crop would need otherwise
+        cache.activate_past_recording()  # else sliding-window layers drop positions that a crop needs
         return cache
 
     def crop(self, cache: Any, length: int) -> None:
         """Keep the first ``length`` positions of ``cache``.
 
-        Raises ``ValueError`` when it holds fewer, or when a sliding window has lost what the next token would see: a
-        crop drops what its length does not need, so a later one cannot go back further than the runs since then.
+        A crop also drops positions that have left a sliding window, so a later crop can only undo the runs since then.
+        Raises ``ValueError`` if the cache holds fewer positions, or no longer those that the next token would see.
         """
         held = cache.get_seq_length()
         if not 0 <= length <= held:
-            raise ValueError(f"crop: the cache holds {held} positions, cannot keep {length}")
+            raise ValueError(
+                f"crop: expected a length from 0 to {held}, the positions in the cache, got {length}"
+            )
         if isinstance(cache, RewindCache):
             cache.crop(length)
             return
@@ -155,13 +162,13 @@ class Target:
     @together
     @torch.no_grad()
     def logits(self, last_hidden: Tensor) -> Tensor:
-        """Logits [..., V] (model dtype) of final states [..., H], scaled and softcapped as the model does."""
+        """Logits [..., V] in the model's dtype from final states [..., H], scaled and softcapped as in the model."""
         return shape_logits(self.head(last_hidden.to(self.device, self.head.weight.dtype)), self.config)
 
     @together
     @torch.no_grad()
     def check_head(self) -> None:
-        """Raise ``ConfigError`` unless the head on the last state gives the model's own logits."""
+        """Raise ``ConfigError`` unless the head gives the model's own logits from the last state."""
         ids = torch.tensor([[self.eos[0]]], device=self.device)
         try:
             expected = self.model(input_ids=ids, use_cache=False).logits.float()
@@ -180,7 +187,7 @@ class Target:
             )
 
     def _check_unpadded(self, attention_mask: Tensor | None) -> None:
-        """Padding on the left would enter what the layers compress, and change the answer."""
+        """Refuse padding on the left: the layers would compress it, and the answer would change."""
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ConfigError(
                 f"{type(self.model).__name__} cannot answer prompts of different lengths together: set "
@@ -188,7 +195,7 @@ class Target:
             )
 
     def _hook(self, tap: int) -> None:
-        """Keep the output of decoder layer ``tap``, or the input of the first one for -1."""
+        """Record the output of decoder layer ``tap``, or for -1 the input of the first layer."""
 
         def keep_output(_: nn.Module, __: Any, output: Any) -> None:
             self._tapped[tap] = _one_stream(output[0] if isinstance(output, tuple) else output)
@@ -203,38 +210,38 @@ class Target:
 
 
 def shape_logits(logits: Tensor, config: Any) -> Tensor:
-    """What the head gives, scaled and softcapped as the model of the text config ``config`` does."""
+    """The head's logits, scaled and softcapped as in the model with the text config ``config``."""
     scale = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
-    if scale != 1:  # a pass over all logits that most targets need not make
+    if scale != 1:  # most targets do not need this pass over all logits
         logits = logits * scale
     cap = getattr(config, "final_logit_softcapping", None)
     return cap * torch.tanh(logits / cap) if cap else logits
 
 
 def _one_stream(state: Tensor) -> Tensor:
-    """[B, S, H] of a layer's state: itself, or the mean over the streams of [B, S, streams, H]."""
+    """A layer's state as [B, S, H]: unchanged, or the mean over the streams of [B, S, streams, H]."""
     return state.mean(dim=2) if state.dim() == 4 else state
 
 
 def _check_windows(cache: Any, drop: int, length: int) -> None:
-    """transformers' crop gives a window with holes when more is taken back than it has recorded."""
+    """Raise ``ValueError`` if a sliding window has lost positions; transformers' crop would leave holes there."""
     for layer in cache.layers:
         if getattr(layer, "is_sliding", False) and layer.is_initialized:
             needed = drop + min(layer.sliding_window - 1, length)
             if layer.keys.shape[-2] < needed:
                 raise ValueError(
-                    f"crop: the sliding window no longer holds what follows position {length}: it needs {needed} "
-                    f"positions, and {layer.keys.shape[-2]} were kept by the last crop"
+                    f"crop: to go back to position {length}, the sliding window needs {needed} positions, but it holds "
+                    f"{layer.keys.shape[-2]}"
                 )
 
 
 def _check_heads(target: Target, size: int) -> None:
-    """transformers divides the key projection into equal parts, and a part of a head is none."""
+    """Raise ``ConfigError`` unless each rank gets whole heads: transformers splits the keys into equal parts."""
     if not any(rule.endswith("k_proj") for rule in target.model.tp_plan):
         return
     for number, layer in enumerate(target.decoder.layers):
         attention: Any = getattr(layer, "self_attn", None)
-        projection = getattr(attention, "k_proj", None)  # None: this layer reads the keys of another
+        projection = getattr(attention, "k_proj", None)  # None if this layer reads the keys of another layer
         heads = projection.out_features // attention.head_dim if projection is not None else 0
         if heads % size:
             raise ConfigError(
@@ -244,7 +251,7 @@ def _check_heads(target: Target, size: int) -> None:
 
 
 def _load_model(cfg: TargetConfig, folder: Path, group: TargetGroup | None) -> Any:
-    """The model on its device, or this rank's part of it."""
+    """The model on its device; with a ``group``, this rank's part of it."""
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {"dtype": dtype_of(cfg), "trust_remote_code": cfg.trust_remote_code}

@@ -1,4 +1,4 @@
-"""A KV cache that goes back, for models whose layers cannot take single positions back."""
+"""A KV cache that can be cropped, for models whose layers cannot remove single positions."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from torch import Tensor
 
 
 class RewindCache:
-    """The cache of a model that keeps more than keys and values: it goes back to where the last run began.
+    """The cache of a model that keeps more than keys and values. A crop returns to the state before the last run.
 
-    DeepSeek-V4's compressors close windows of tokens for good, and transformers' ``crop`` does not know of them. So a
-    copy from before the last run is kept. A crop returns to it, and the kept tokens of that run *wait*: they are run
-    once more in front of the next ones, which needs no run of its own. A crop to before the last run starts from
-    nothing, with all kept tokens waiting. Either way the states are those of a run from scratch.
+    DeepSeek-V4's compressors close windows of tokens irreversibly, and transformers' ``crop`` ignores them. Therefore
+    this cache keeps a copy from before the last run. A crop returns to the copy. The tokens of the last run that are
+    kept *wait*: the next run computes them again, before its own tokens, which takes no extra run. A crop to an earlier
+    position starts with an empty cache, and all kept tokens wait. In both cases the states equal those of a run from
+    scratch.
     """
 
     def __init__(self, empty: Callable[[], Any]) -> None:
-        self.empty = empty  # makes an empty cache of transformers
+        self.empty = empty  # makes transformers' empty cache
         self.cache = empty()
-        self.covered = 0  # positions that ``cache`` holds
-        self.ids: Tensor | None = None  # int64 [B, S]: all tokens held, those that wait included
-        self.earlier: tuple[Any, int] | None = None  # cache and positions before the last run
+        self.covered = 0  # how many positions ``cache`` holds
+        self.ids: Tensor | None = None  # int64 [B, S]: all tokens, including those that wait
+        self.earlier: tuple[Any, int] | None = None  # the cache before the last run, and its positions
 
     def get_seq_length(self) -> int:
-        """Positions held."""
+        """The number of positions, including those that wait."""
         return 0 if self.ids is None else self.ids.shape[1]
 
     def take(self, ids: Tensor) -> Tensor:
-        """The tokens that the model has to run for ``ids`` int64 [B, S]: those that wait, then these."""
+        """The tokens that the model has to run: those that wait, then ``ids`` int64 [B, S]."""
         self.ids = ids if self.ids is None else torch.cat([self.ids, ids], dim=1)
         self.earlier = copy.deepcopy(self.cache), self.covered
         fresh, self.covered = self.ids[:, self.covered :], self.ids.shape[1]
         return fresh
 
     def crop(self, length: int) -> None:
-        """Keep the first ``length`` positions (at most as many as are held)."""
+        """Keep the first ``length`` positions; ``length`` is at most ``get_seq_length()``."""
         if self.ids is not None:
             self.ids = self.ids[:, :length]
         if length >= self.covered:
@@ -49,6 +50,6 @@ class RewindCache:
 
     def batch_select_indices(self, rows: Tensor) -> None:
         """Keep the sequences ``rows`` int64 [b] of the batch."""
-        self.cache.reorder_cache(rows)  # unlike transformers' own selection it takes the compressors along
+        self.cache.reorder_cache(rows)  # unlike transformers' own selection, this includes the compressors
         self.ids = None if self.ids is None else self.ids[rows]
-        self.earlier = None  # still holds all rows; a crop starts from nothing
+        self.earlier = None  # the copy holds all rows, so a crop starts with an empty cache

@@ -24,30 +24,30 @@ OWN_EMBEDDING, OWN_HEAD = (
 
 @dataclass(frozen=True)
 class TargetTensors:
-    """What a draft takes from the target: ``embedding`` [V, H], ``head`` [V, H], ``final_norm`` [H]."""
+    """The target's tensors that a draft uses: ``embedding`` [V, H], ``head`` [V, H], ``final_norm`` [H]."""
 
     embedding: Tensor
     head: Tensor
     final_norm: Tensor
-    config: Any  # text config
+    config: Any  # the target's text config
     folder: Path
 
 
 def load_tensors(cfg: TargetConfig) -> TargetTensors:
-    """Read only those tensors, in ``target.dtype``, with the rule for tied heads of the model's own load.
+    """Read only those tensors, in ``target.dtype``; a tied head is treated as in the model's own loader.
 
-    Raises ``ConfigError`` when one is missing; a head is never made up.
+    Raises ``ConfigError`` if a tensor is missing; a missing head is never replaced by random numbers.
     """
     folder = locate(cfg)
     config = read_config(folder, cfg)
     files = _tensor_files(folder)
     prefix = _prefix(folder, files)
     heads = _named(files, "lm_head.weight") or [name for name in files if name == OWN_HEAD]
-    # A tied head is stored once. Where a file holds both, its head counts, whatever the flag says.
+    # A tied head is stored once. If a file holds both tensors, its head counts, whatever the flag says.
     tied = bool(getattr(config, "tie_word_embeddings", False))
     if not heads and not tied:
         raise ConfigError(
-            f"{folder}: holds no lm_head.weight, and config.json does not tie it to the embedding"
+            f"{folder}: expected the tensor lm_head.weight, because config.json does not tie it to the embedding"
         )
     embedding = OWN_EMBEDDING if OWN_EMBEDDING in files else f"{prefix}embed_tokens.weight"
     names = {"embedding": embedding, "final_norm": f"{prefix}norm.weight"}
@@ -57,7 +57,10 @@ def load_tensors(cfg: TargetConfig) -> TargetTensors:
 
 
 def load_layers(cfg: TargetConfig, layers: list[int]) -> dict[int, dict[str, Tensor]]:
-    """Raw weights of decoder ``layers`` in ``target.dtype``, by their names inside the layer."""
+    """Raw weights of decoder ``layers`` in ``target.dtype``: layer number -> name inside the layer -> tensor.
+
+    Raises ``ConfigError`` for a layer that does not exist or is quantised.
+    """
     folder = locate(cfg)
     files = _tensor_files(folder)
     prefix = _prefix(folder, files)
@@ -66,7 +69,7 @@ def load_layers(cfg: TargetConfig, layers: list[int]) -> dict[int, dict[str, Ten
         start = f"{prefix}layers.{layer}."
         names = [name for name in files if name.startswith(start)]
         if not names:
-            raise ConfigError(f"{folder}: has no decoder layer {layer}")
+            raise ConfigError(f"{folder}: expected a decoder layer {layer}, found no tensor {start}*")
         raw = {name.removeprefix(start): _read(folder, files, name) for name in names}
         for name, value in raw.items():
             if value.element_size() == 1 and value.dtype != torch.bool:
@@ -79,7 +82,7 @@ def load_layers(cfg: TargetConfig, layers: list[int]) -> dict[int, dict[str, Ten
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the safetensors file that holds it."""
+    """The safetensors file that holds each tensor, by the tensor's name."""
     from safetensors import safe_open
 
     found: dict[str, Path] = {}
@@ -90,18 +93,18 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def _prefix(folder: Path, files: dict[str, Path]) -> str:
-    """What the text decoder's tensor names start with, such as ``model.`` or ``model.language_model.``."""
+    """The prefix of the text decoder's tensor names, such as ``model.`` or ``model.language_model.``."""
     if OWN_EMBEDDING in files:
         return ""
     ends = "embed_tokens.weight"
     found = _named(files, ends)
     if len(found) != 1:
-        raise ConfigError(f"{folder}: expected one tensor named ...{ends}, got {found}")
+        raise ConfigError(f"{folder}: expected one tensor whose name ends in {ends}, got {found}")
     return found[0].removesuffix(ends)
 
 
 def _named(files: dict[str, Path], ends: str) -> list[str]:
-    """Tensors whose name is ``ends``, alone or after a prefix."""
+    """The tensors whose name is ``ends``, with or without a prefix."""
     return [name for name in files if name == ends or name.endswith(f".{ends}")]
 
 
@@ -109,6 +112,6 @@ def _read(folder: Path, files: dict[str, Path], name: str) -> Tensor:
     from safetensors import safe_open
 
     if name not in files:
-        raise ConfigError(f"{folder}: no tensor {name} in its safetensors files")
+        raise ConfigError(f"{folder}: expected the tensor {name} in its safetensors files, found none")
     with safe_open(files[name], framework="pt") as file:
         return file.get_tensor(name)

@@ -74,7 +74,7 @@ def test_a_follower_ends_with_its_leader(wire: list[list[Any]]) -> None:
 
     with pytest.raises(UserError, match="^sample first"):
         TargetGroup(2, 4, leads=True).work(lead, lambda taps: None)
-    with pytest.raises(UserError, match="rank 4, which leads this one .*UserError: sample first: not finite"):
+    with pytest.raises(UserError, match="rank 4.*UserError: sample first: not finite"):
         TargetGroup(2, 4, leads=False).work(lambda: None, lambda taps: None)
 
 
@@ -105,9 +105,7 @@ def test_ranks_that_make_no_whole_groups_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", ranks)
     with (
-        pytest.raises(
-            ConfigError, match=f"target.tensor_parallel={size}: .* divides the ranks, got {ranks} of them"
-        ),
+        pytest.raises(ConfigError, match=rf"target.tensor_parallel={size}\b.*\b{ranks}\b"),
         join(config_of(size), CPU),
     ):
         pass
@@ -118,7 +116,7 @@ def test_a_device_other_than_transformers_own_choice_is_refused(monkeypatch: pyt
     monkeypatch.setattr(target_group.torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(target_group.torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     with (
-        pytest.raises(ConfigError, match="target.device=cpu: .* puts the target on cuda"),
+        pytest.raises(ConfigError, match="target.device=cpu.*cuda"),
         join(config_of(2), CPU),
     ):
         pass

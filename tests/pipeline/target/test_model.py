@@ -84,7 +84,7 @@ def test_a_cache_continues_the_sequence_and_crop_takes_positions_back(target: Ta
     assert torch.allclose(rest.hidden, whole.hidden[:, 5:], atol=1e-5)
     target.crop(cache, 10)
     assert cache.get_seq_length() == 10
-    with pytest.raises(ValueError, match="holds 10 positions, cannot keep 11"):
+    with pytest.raises(ValueError, match="10.*11"):
         target.crop(cache, 11)
 
 
@@ -116,7 +116,7 @@ def test_a_model_whose_logits_are_not_head_of_last_state_is_refused(target_folde
     target = Target.load(tiny.located(target_folder), taps=[0])
     target.check_head()
     target.config.logit_scale = 0.5
-    with pytest.raises(ConfigError, match="differs from the model's logits"):
+    with pytest.raises(ConfigError, match="Qwen3ForCausalLM"):
         target.check_head()
 
 
@@ -129,7 +129,7 @@ def test_what_a_target_says_of_itself(target: Target, target_folder: Path) -> No
 
 @pytest.mark.parametrize("taps", [[4], [-2], [1, 1], []])
 def test_layers_that_do_not_exist_are_refused(target_folder: Path, taps: list[int]) -> None:
-    with pytest.raises(ConfigError, match=r"target.taps=.*from -1 to 3"):
+    with pytest.raises(ConfigError, match=r"target.taps=.*-1 to 3"):
         Target.load(tiny.located(target_folder, taps=taps))
 
 

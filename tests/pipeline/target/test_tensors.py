@@ -65,7 +65,7 @@ def test_a_missing_head_is_an_error_and_never_made_up(target_folder: Path, tmp_p
     weights = load_file(folder / "model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match="no lm_head.weight"):
+    with pytest.raises(ConfigError, match="lm_head.weight"):
         load_tensors(tiny.located(folder))
 
 
@@ -87,16 +87,16 @@ def test_layers_by_their_names_inside_the_layer(target: Target, target_folder: P
     expected = target.model.model.layers[1].state_dict()
     assert sorted(layers[1]) == sorted(expected)
     assert all(torch.equal(layers[1][name], expected[name]) for name in expected)
-    with pytest.raises(ConfigError, match="no decoder layer 4"):
+    with pytest.raises(ConfigError, match="decoder layer 4"):
         load_layers(tiny.located(target_folder), [4])
 
 
 def test_quantised_layers_are_no_start_for_a_draft(tmp_path: Path) -> None:
-    """Their scales lie in other tensors: cast as they are, they would start the draft at a wrong scale."""
+    """Their scales are in other tensors, so a cast would start the draft at a wrong scale."""
     folder = tiny.save_target(tmp_path)
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.3.self_attn.q_proj.weight"
     tensors[name] = tensors[name].to(torch.float8_e4m3fn)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"layers.3.self_attn.q_proj.weight is torch.float8_e4m3fn"):
+    with pytest.raises(ConfigError, match=r"layers.3.self_attn.q_proj.weight.*torch.float8_e4m3fn"):
         load_layers(tiny.located(folder), [3])
