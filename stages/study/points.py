@@ -62,8 +62,7 @@ def _arm(name: str, drafts: int, threshold: float) -> Arm:
     if name in CONFIDENT:
         return Arm(name, drafts, threshold)
     found = re.fullmatch(r"fixed(?:_(\d+))?", name)
-    if not found:
-        raise StudyError(f"study.policies: expected plain, fixed, fixed_N or one of {CONFIDENT}, got {name}")
+    assert found, f"{name}: pipeline/config/study.py lets no other policy through"
     length = int(found[1] or drafts)
     if not 1 <= length <= drafts:
         raise StudyError(f"study.policies: {name}: the draft proposes 1 to {drafts} tokens")

@@ -141,13 +141,9 @@ def test_refusals(config, draft_folder, target_folder, tmp_path) -> None:
     with pytest.raises(SpsError, match="table box: points: reaches B = 16, needed is B = 20"):
         run_study(config, store, draft_folder)
     config.study.simulated_concurrencies = [4]
-    for names, message in (
-        (["fixed_9"], "fixed_9: the draft proposes 1 to 3 tokens"),
-        (["best"], "got best"),
-    ):
-        config.study.policies = names
-        with pytest.raises(StudyError, match=message):
-            run_study(config, store, draft_folder)
+    config.study.policies = ["fixed_9"]
+    with pytest.raises(StudyError, match="fixed_9: .*1 to 3"):
+        run_study(config, store, draft_folder)
 
 
 SURE = 0.9933071490757153  # sigmoid(5)
