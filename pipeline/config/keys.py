@@ -45,7 +45,12 @@ def unknown(key: str, root: type) -> str:
     """The message about ``key``, which the schema ``root`` does not have: its new name, or the nearest key."""
     if key in RENAMED:
         return f"{key} is now {RENAMED[key]}"
-    known = [prefix + field.name for prefix, kind in _sections(root) for field in dataclasses.fields(kind)]
+    hints = {
+        prefix + name: hint for prefix, kind in _sections(root) for name, hint in get_type_hints(kind).items()
+    }
+    if any(get_origin(hint) is dict and key.startswith(f"{other}.") for other, hint in hints.items()):
+        return f"{key}: expected +{key}=... for a key that is not there yet"
+    known = list(hints)
     # A key that is right but for its group (lr for train.lr) has the same last part.
     same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
     near = same or difflib.get_close_matches(key, known, n=1)
@@ -54,7 +59,7 @@ def unknown(key: str, root: type) -> str:
 
 def explained(error: Exception, root: type) -> str:
     """``error``, which Hydra raised while it composed the config, as a message that names the key."""
-    cause: BaseException | None = error
+    cause: BaseException | None = None if isinstance(error, ConfigError) else error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__ or cause.__context__
     if cause is None or not cause.full_key:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data_specs.errors import UserError
-from pipeline.config import Config, ConfigError, resolve
+from pipeline.config import Config, ConfigError, explained, resolve
 from pipeline.store.artifacts import NAME
 
 Compose = Callable[[list[str]], DictConfig]  # the run's own overrides and these -> the composed config
@@ -113,7 +113,7 @@ def _variant(
             OmegaConf.update(cfg, key, value)
         config = resolve(cfg)
     except (UserError, HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{where}: {explained(error, Config).splitlines()[0]}") from None
     _check_equal(base, config, where)
     return Variant(name, told, config)
 

@@ -84,6 +84,8 @@ def run(*arguments: str) -> str:
     [
         (["train.lrr=1"], "train.lrr: there is no such key; did you mean train.lr?"),
         (["profile=true"], "profile is now evaluate.profile"),
+        (["train.lr=fast"], "draftline: error: train.lr: "),
+        (["capture.vllm.options.dtype=half"], "+capture.vllm.options.dtype="),
         (
             ["data.sources=[{path: a.jsonl, limt: 1}]"],
             "did you mean data.sources[].limit?",
