@@ -21,7 +21,7 @@ from pipeline.report.model import Axis, Bars, Drawing, Drawings, Lines, Series, 
 
 WIDTH, HEIGHT, SMALL = 360, 240, (160, 165)
 ACROSS = 1120  # width of a PNG, at most
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 40  # margins
+LEFT, RIGHT, TOP, BOTTOM = 46, 16, 10, 40  # margins
 ROW, LABEL, LINE = 36, 19, 15  # heights of a row of bars, of a name, and of an interval below it
 TITLE, LEGEND, ENTRY = (
     24,
@@ -246,6 +246,8 @@ def _scale(axes: Any, name: str, axis: Axis, values: Sequence[float]) -> None:
     drawn = axes.xaxis if name == "x" else axes.yaxis
     drawn.set_ticks(found, [_tick(tick, found[-1]) for tick in found])
     drawn.set_minor_locator(NullLocator())
+    if name == "y":
+        drawn.set_label_coords(-34 / axes.bbox.width, 0.5)
 
 
 def _tick(tick: float, last: float) -> str:

@@ -55,11 +55,11 @@ def test_powers_are_thinned():
 
 
 def test_a_line_with_its_interval():
-    """From 46 to 348 across, from 200 (nought) to 10 (one) up."""
+    """From 46 to 344 across, from 200 (nought) to 10 (one) up."""
     figures = [told(1.0, 0.8, 1.0), told(0.5, 0.4, 0.6), told(None)]
     drawn = svg(Lines("t", [series("d", 1, (1, 2, 3), figures)], Axis("k", (1, 2, 3)), shares("p")))
-    assert 'd="M 46 10 L 197 105" style="fill: none; stroke: var(--c1)' in drawn
-    assert 'd="M 46 10 L 197 86 L 197 124 L 46 48 z" style="fill: var(--c1); opacity: 0.13' in drawn
+    assert 'd="M 46 10 L 195 105" style="fill: none; stroke: var(--c1)' in drawn
+    assert 'd="M 46 10 L 195 86 L 195 124 L 46 48 z" style="fill: var(--c1); opacity: 0.13' in drawn
     assert signs(drawn) == [
         ("fill: var(--c1)", "d, 1: 1.000 [0.800, 1.000]"), ("fill: var(--c1)", "d, 2: 0.500 [0.400, 0.600]"),
     ]  # fmt: skip
