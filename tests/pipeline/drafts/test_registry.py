@@ -1,4 +1,3 @@
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from pipeline.config import ConfigError, LossConfig
 from pipeline.drafts import registry
-from pipeline.drafts.base import Blocks, supervise
 from pipeline.drafts.registry import Start
 
 ALGORITHMS = ("dspark", "dflash", "eagle3", "mtp")
@@ -92,13 +90,6 @@ def test_what_is_supervised(algorithm: str, changes: dict, expected: tuple) -> N
     assert (made.max_drafts, made.trained_drafts) == expected[:2], "the draft itself knows the same"
 
 
-def test_eagle3_weighs_a_step_with_0_8_of_the_one_before() -> None:
-    how, batch = registry.supervised(tiny.drafter("eagle3", block_size=4)), tiny.batch([20])
-    weights = supervise(batch, Blocks(torch.tensor([[5]]), torch.tensor([[True]])), 4, how.decay).weights
-    assert weights[0, 0].tolist() == pytest.approx([1.0, 0.8, 0.64, 0.512])
-    assert how.decay == pytest.approx(-1 / math.log(0.8))
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_embedding_and_head_are_the_targets_own_bits(algorithm: str) -> None:
     """Pitfall 25."""
@@ -156,11 +147,6 @@ def test_new_weights_have_the_targets_own_spread() -> None:
     assert draft.fc.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert not draft.confidence_head.proj.bias.any()
     assert torch.equal(draft.norm.weight, torch.ones(32))
-
-
-def test_mtp_may_read_no_tap() -> None:
-    draft = registry.build(tiny.drafter("mtp", num_taps=0), tiny.target_tensors(), [], 260)
-    assert draft.config.target_layer_ids == [] and not hasattr(draft, "fc")
 
 
 def test_a_softcapped_target_caps_every_draft() -> None:

@@ -1,4 +1,4 @@
-"""A draft layer without context is the target's own: transformers' layer with the same weights, family by family."""
+"""A draft layer without context is the target's own: compare with transformers' layer, family by family."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -8,29 +8,16 @@ import tiny
 import tiny_targets
 import torch
 import transformers as hf
+from tiny_layers import attend_itself, config, unified
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from pipeline.config import DrafterConfig
 from pipeline.drafts import registry
-from pipeline.drafts.families import gemma4, layers, llama, qwen3
-from pipeline.drafts.families.attention import sdpa
+from pipeline.drafts.families import layers, qwen3
 
 THEIRS = {"qwen3": Qwen3DecoderLayer, "llama": LlamaDecoderLayer, "gemma4": Gemma4TextDecoderLayer}
 each_family = pytest.mark.parametrize("family", registry.FAMILIES)
-
-
-def config(family: str, target: object = None, **changes: object):
-    drafter = DrafterConfig(
-        name="dflash", algorithm="dflash", depth=2, markov_rank=0, family=family, **changes
-    )
-    return registry.draft_config(drafter, target or tiny.target_config(), tiny.VOCABULARY, [0, 2], 260)
-
-
-def unified() -> object:
-    """A Gemma 4 target whose full layers have keys that are the values too."""
-    return tiny_targets.gemma4_unified().config.get_text_config()
 
 
 @each_family
@@ -52,10 +39,6 @@ def test_without_context_a_layer_is_the_targets_own(family: str) -> None:
     assert torch.allclose(ours(x, tables, partial(attend_itself)), expected, atol=1e-5)
 
 
-def attend_itself(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    return sdpa(q, k, v, None, scale)
-
-
 @each_family
 def test_rotary_frequencies_are_never_rounded(family: str) -> None:
     """Pitfall 32: a model cast to bf16 keeps its position tables; only what comes out has the type of x."""
@@ -74,72 +57,6 @@ def test_position_zero_is_not_turned_and_lengths_are_kept() -> None:
     turned = layers.rotate(x, rotary(x, torch.tensor([0, 5]), "full_attention"))
     assert torch.equal(turned[0], x[0])
     assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
-
-
-@torch.no_grad()
-def test_qwen3_norms_queries_and_keys_over_each_head() -> None:
-    layer, rotary, x = (
-        qwen3.DecoderLayer(config("qwen3"), 0),
-        qwen3.Rotary(config("qwen3")),
-        torch.randn(3, 32),
-    )
-    tables = rotary(x, torch.tensor([0, 1, 2]), "full_attention")
-    keys, values = layer.self_attn.keys_values(x, tables)
-    assert keys.shape == values.shape == (3, 2, 8) and layer.self_attn.queries(x, tables).shape == (3, 4, 8)
-    assert torch.allclose(keys.square().mean(-1), torch.ones(3, 2), atol=1e-2)
-    assert layer.self_attn.scale == pytest.approx(8**-0.5)
-
-
-def test_llama_norms_no_heads() -> None:
-    """SGLang's and llama.cpp's Eagle3 layouts have no such tensors."""
-    names = {n for n, _ in llama.DecoderLayer(config("llama"), 0).named_parameters()}
-    assert names == {
-        "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight",
-        "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
-        "input_layernorm.weight", "post_attention_layernorm.weight",
-    }  # fmt: skip
-    more = {n for n, _ in qwen3.DecoderLayer(config("qwen3"), 0).named_parameters()} - names
-    assert more == {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
-
-
-@torch.no_grad()
-def test_gemma4_attention() -> None:
-    """Scale 1; values are normed without a weight; one projection for keys and values where the target has one."""
-    layer, rotary = (
-        gemma4.DecoderLayer(config("gemma4", unified()), 0),
-        gemma4.Rotary(config("gemma4", unified())),
-    )
-    attention, x = layer.self_attn, torch.randn(3, 32)
-    assert attention.scale == 1.0 and attention.v_proj is None
-    assert not list(attention.v_norm.parameters())
-    keys, values = attention.keys_values(x, rotary(x, torch.tensor([0, 1, 2]), "full_attention"))
-    assert keys.shape == values.shape == (3, 1, 16), "the full layers' one head of width 16"
-    assert torch.allclose(values.square().mean(-1), torch.ones(3, 1), atol=1e-2)
-    assert torch.allclose(keys[0], values[0], atol=1e-6), (
-        "at position 0 nothing is turned, and k_norm starts at one"
-    )
-    plain = gemma4.DecoderLayer(config("gemma4"), 0).self_attn
-    assert plain.v_proj is not None, "a target with a projection of its own for values"
-    windowed = config("gemma4", unified(), sliding_window=8)
-    assert gemma4.DecoderLayer(windowed, 1).self_attn.v_proj is not None, "k = v in full layers only"
-
-
-@torch.no_grad()
-def test_gemma4_scales_each_layer() -> None:
-    layer, rotary = gemma4.DecoderLayer(config("gemma4"), 0), gemma4.Rotary(config("gemma4"))
-    x = torch.randn(1, 2, 32)
-    tables = rotary(x, torch.tensor([[0, 1]]), "full_attention")
-    whole = layer(x, tables, attend_itself)
-    layer.layer_scalar.fill_(0.25)
-    assert torch.allclose(layer(x, tables, attend_itself), whole * 0.25, atol=1e-6)
-    assert "layer_scalar" in layer.state_dict()
-
-
-def test_only_gemma_scales_embeddings() -> None:
-    assert gemma4.embedding_scale(config("gemma4")) == pytest.approx(5.656854)  # root of 32
-    assert qwen3.embedding_scale(config("qwen3")) == llama.embedding_scale(config("llama")) == 1.0
-    draft, ids = tiny.draft(family="gemma4"), torch.tensor([3, 7])
-    assert torch.allclose(draft.embed(ids), draft.embed_tokens.weight[ids] * 32**0.5, atol=1e-5)
 
 
 # --- config fields of a draft for a target -------------------------------------------------------------------
@@ -186,16 +103,6 @@ def test_a_target_whose_layers_differ_gives_those_of_its_full_layers(family: str
     assert made.final_logit_softcapping == 20.0, (
         "the target's probabilities are of capped logits, whatever the layers"
     )
-
-
-def test_gemma4_keeps_the_rotary_settings_of_both_layer_types() -> None:
-    made = config("gemma4", tiny_targets.gemma4().config.get_text_config())
-    assert made.rope_parameters["full_attention"] == {
-        "rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0,
-    }  # fmt: skip
-    assert made.rope_parameters["sliding_attention"]["rope_theta"] == 10000.0
-    for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
-        assert getattr(made, name) == 0, name
 
 
 @each_family
