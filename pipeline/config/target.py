@@ -8,7 +8,7 @@ from typing import Annotated
 
 from omegaconf import MISSING
 
-from pipeline.config.rules import Count, Natural, at_least, one_of
+from pipeline.config.rules import EACH_ONCE, NOT_EMPTY, Count, Natural, at_least, one_of
 
 
 @dataclass
@@ -20,7 +20,7 @@ class TargetConfig:
     revision: str | None = None
     dtype: Annotated[str, one_of("float32", "bfloat16")] = "bfloat16"  # what the target computes in
     # decoder layers whose output is tapped (-1: embedding); None: spread evenly
-    taps: list[Annotated[int, at_least(-1)]] | None = None
+    taps: Annotated[list[Annotated[int, at_least(-1)]], NOT_EMPTY, EACH_ONCE] | None = None
     num_taps: Count = 5
     mask_token_id: Natural | None = None  # None: chosen by pipeline/drafts/starts/mask_token.py
     thinking: bool | None = None  # enable_thinking of the chat template; None: the template's default
