@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import socket
 import sys
 import unittest.mock
 from collections.abc import Sequence
@@ -118,10 +119,17 @@ def overrides(config: schema.Config) -> list[str]:
 
 
 def run(config: schema.Config, environment: dict[str, str]) -> None:
-    """Train as ``python -m pipeline`` would (in a process of its own; see ``Process``)."""
+    """Train as ``python -m pipeline`` would (in a process of its own; see ``Process``).
+
+    ``environment`` may name the host (TINY_HOST) and the seconds of a lease (TINY_LEASE).
+    """
+    from pipeline.store import lease
     from stages.train import loop
 
     os.environ.update(environment)
+    if host := environment.get("TINY_HOST"):
+        socket.gethostname = lambda: host
+    lease.LEASE_SECONDS = float(environment.get("TINY_LEASE", lease.LEASE_SECONDS))
     torch.set_num_threads(1)  # two ranks with two threads each are 30 times slower
     loop.record.plot = lambda _, path: path.touch()  # half of such a run; test_record.py looks at plots
     store = Store(config.artifacts)

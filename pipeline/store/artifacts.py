@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,10 @@ class Store:
             )
         return candidates[-1]
 
+    def work_folder(self, kind: str, name: str, fingerprint: str) -> Path:
+        """Where the artifact of these inputs is made before its commit."""
+        return self.root / kind / name / f".partial-{fingerprint[:16]}"
+
     def begin(
         self,
         kind: str,
@@ -121,12 +126,21 @@ class Store:
         """The working folder for these inputs: the one an interrupted run left behind, or a new one."""
         if not NAME.fullmatch(name):
             raise ArtifactError(f"artifact name {name!r}: expected letters, digits, dot, dash or underscore")
-        path = self.root / kind / name / f".partial-{fingerprint[:16]}"
+        path = self.work_folder(kind, name, fingerprint)
         path.mkdir(parents=True, exist_ok=True)
         return Work(kind, name, schema_version, fingerprint, parents, config, path)
 
-    def commit(self, work: Work, counts: dict[str, Any], files: tuple[str, ...] = ("**/*",)) -> Artifact:
-        """Write the manifest (records of the files that match ``files``) and rename the folder to the next version."""
+    def commit(
+        self,
+        work: Work,
+        counts: dict[str, Any],
+        files: tuple[str, ...] = ("**/*",),
+        check: Callable[[], None] = lambda: None,
+    ) -> Artifact:
+        """Write the manifest (records of the files that match ``files``) and rename the folder to the next version.
+
+        ``check`` is called just before the rename, and prevents it by raising an error.
+        """
         parent = work.path.parent
         for leftover in work.path.glob("**/.*.tmp"):  # of a process that was killed while it wrote
             leftover.unlink()
@@ -147,6 +161,7 @@ class Store:
                 files=folder_records(work.path, files),
             )
             write_manifest(work.path, manifest)
+            check()
             try:
                 rename_synced(work.path, parent / version)
             except OSError:

@@ -1,90 +1,61 @@
 """Units of work shared by processes on one or many hosts through a shared folder.
 
-``<folder>/claims/<unit>@<n>`` says who works on a unit. A claim comes into being whole and once (a hard
-link), and whoever finds its owner dead takes over by making claim n + 1, which again succeeds for one process
-only. A claim is an economy, not a lock: the worker commits a unit by rename and its contents do not depend on
-who made them, so that two writers of one unit (a stalled process wakes up) still end with one whole unit.
+Each process claims a unit (``lease.py``), makes it and commits it by a rename. A claim only avoids duplicate
+work: the contents of a unit do not depend on who made it, so two writers of one unit (a process that stood
+still wakes up) still leave one whole unit.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import socket
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
+from rich.markup import escape
 
 from data_specs.files import rename_synced
 from pipeline.console import duration, say
-from pipeline.ranks import is_main
-from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.ranks import is_main, rank, world_size
+from pipeline.store.artifacts import Artifact, ArtifactError, Store, Work
+from pipeline.store.lease import ClaimLostError, Lease
 
-CLAIMS = "claims"
 UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 POLL_SECONDS = (0.02, 1.0)  # first and longest pause while others work on all that is left
 QUIET_SECONDS = 10.0  # of waiting for others, after which the user is told for whom
-START_TOLERANCE = 2.0  # seconds; the clock that start times are derived from may be adjusted
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A process: its host (and PID namespace), its id, and when it started (seconds since the epoch)."""
-
-    host: str
-    pid: int
-    started: float
-
-    @classmethod
-    def me(cls) -> Owner:
-        """The process that runs this."""
-        return cls(_host(), os.getpid(), psutil.Process().create_time())
-
-    def is_gone(self) -> bool:
-        """True when the process was on this host and has ended (False: it runs, or nobody here can tell)."""
-        if self.host != _host():
-            return False
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < START_TOLERANCE
-            return not same or process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
 
 
 class WorkShare:
-    """Iterate over the units that fall to this process; ends when every unit is done, by whomever.
+    """Iterate over the units that fall to this process; the loop ends when every unit is done, by whomever.
 
     ``units`` are names without slashes, the same in every process; ``is_done`` says whether a unit is
-    committed. ``folder`` must be there: without it (or with another one in its place) all units count as
-    done, because another process has renamed it to what all the units make. The body of the loop makes and
-    commits the unit that it was given; its claim is released when the loop moves on or breaks off. An owner
-    on another host counts as dead when its heartbeat is older than ``stale_after`` seconds. Because the loop
-    ends only when all is done, it is a barrier as well. Raises ``ValueError`` for a name that cannot be a
-    file's.
+    committed. If ``folder`` is gone or was replaced, another process has committed the artifact, so every unit
+    counts as done. The body of the loop makes and commits the unit that it was given; if ``is_lost`` says that
+    another process has taken the unit over meanwhile, the body drops what it made. The claim is released when
+    the loop moves on or breaks off. The claim of a process that died is taken over: at once on its own host,
+    elsewhere after ``lease_seconds``. Because the loop ends only when all is done, it is a barrier as well.
+    Raises ``ValueError`` for a name that cannot be a file's.
     """
 
     def __init__(
-        self, folder: Path, units: Sequence[str], is_done: Callable[[str], bool], stale_after: float = 120.0
+        self,
+        folder: Path,
+        units: Sequence[str],
+        is_done: Callable[[str], bool],
+        lease_seconds: float | None = None,
     ) -> None:
         for unit in units:
             if not UNIT.fullmatch(unit):
                 raise ValueError(f"unit {unit!r}: expected letters, digits, dot, dash or underscore")
         self.folder, self.inode = folder, _inode(folder)
-        self.claims = folder / CLAIMS
         self.units = list(units)
         self.is_done = is_done
-        self.stale_after = stale_after
-        self.owner = Owner.me()
+        self.lease_seconds = lease_seconds
+        self._leases: dict[str, Lease] = {}  # kept, because a lease is watched by the same object
+        self._held: Lease | None = None
         self._done: set[str] = set()
         self._waits_since: float | None = None
         self._said = False
@@ -93,6 +64,18 @@ class WorkShare:
     def is_gone(self) -> bool:
         """Whether the folder was renamed (it stays on the disk, so that its inode is nobody else's)."""
         return self.inode is None or _inode(self.folder) != self.inode
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what the body of the loop is making is no longer this process's to commit."""
+        return self.is_gone or (self._held is not None and self._held.is_lost)
+
+    def check(self) -> None:
+        """Raise ``ClaimLostError`` if ``is_lost``."""
+        if self.is_gone:
+            raise ClaimLostError(f"{self.folder}: another process has committed this folder")
+        if self._held is not None:
+            self._held.check()
 
     @property
     def remaining(self) -> list[str]:
@@ -110,28 +93,34 @@ class WorkShare:
         return len(self.units) - len(self.remaining)
 
     def __iter__(self) -> Iterator[str]:
-        if self.remaining:
-            with suppress(FileNotFoundError):  # renamed this very moment: nothing remains
-                self.claims.mkdir(exist_ok=True)
         pause = POLL_SECONDS[0]
         while left := self.remaining:
             worked = False
-            for unit in _rotated(left):
-                try:
-                    claim = None if self._is_done(unit) else self._claim(unit)
-                except FileNotFoundError:  # the claims were cleared, or the folder renamed: all is done
-                    return
-                if claim is None:
+            for unit in _from_own_start(left):
+                lease = self._lease(unit)
+                if self._is_done(unit) or not lease.take():
                     continue
-                with self._held(claim, unit):
+                self._held = lease
+                try:
                     if not self._is_done(unit):  # it may have been committed between the look and the claim
                         worked = True
                         yield unit
-                self._check_done(unit)
-            pause = POLL_SECONDS[0] if worked else min(2 * pause, POLL_SECONDS[1])
+                        if not self._is_done(unit) and not self.is_lost:
+                            raise RuntimeError(
+                                f"unit {unit}: the body of the loop went on without committing it"
+                            )
+                finally:
+                    self._held = None
+                    lease.release()
             self._tell_of_waiting(worked, left)
+            pause = POLL_SECONDS[0] if worked else min(2 * pause, POLL_SECONDS[1])
             if not worked:
                 time.sleep(pause)
+
+    def _lease(self, unit: str) -> Lease:
+        if unit not in self._leases:
+            self._leases[unit] = Lease(self.folder, unit, self.lease_seconds)
+        return self._leases[unit]
 
     def _is_done(self, unit: str) -> bool:
         return self.is_gone or self.is_done(unit)
@@ -142,64 +131,14 @@ class WorkShare:
         if worked or self._waits_since is None:
             self._waits_since = None if worked else now
         elif not self._said and now - self._waits_since >= QUIET_SECONDS and is_main():
-            claims = _claims_of(self.claims, left[0])
-            if claims and (text := self._holder(claims[-1])):
+            lease = self._lease(left[0])
+            if holder := lease.holder:
                 self._said = True
-                say(f"waiting for unit {left[0]} ({len(left)} left), claimed by {text}".replace("[", r"\["))
-
-    def _holder(self, claim: Path) -> str | None:
-        """Who holds ``claim`` and when it would be taken over; None when it was released meanwhile."""
-        try:
-            owner, beat = Owner(**json.loads(claim.read_text())), claim.stat().st_mtime
-        except FileNotFoundError:
-            return None
-        who = f"process {owner.pid} on {owner.host.partition('/')[0]}"
-        if owner.host == self.owner.host:
-            return f"{who}: taken over as soon as that process ends"
-        silent, limit = duration(self._now() - beat), duration(self.stale_after)
-        return f"{who}: taken over after {limit} without a heartbeat (the last was {silent} ago)"
-
-    def _claim(self, unit: str) -> Path | None:
-        """Make the next claim of ``unit`` unless a live process holds the present one."""
-        held = _claims_of(self.claims, unit)
-        if held and not self._is_dead(held[-1]):
-            return None
-        claim = self.claims / f"{unit}@{_number(held[-1]) + 1 if held else 0}"
-        return claim if _publish(claim, asdict(self.owner)) else None
-
-    def _check_done(self, unit: str) -> None:
-        if not self._is_done(unit) and self.claims.is_dir():
-            raise RuntimeError(f"unit {unit}: the body of the loop went on without committing it")
-
-    def _is_dead(self, claim: Path) -> bool:
-        try:
-            owner = Owner(**json.loads(claim.read_text()))
-            if owner.is_gone():
-                return True
-            return owner.host != self.owner.host and self._now() - claim.stat().st_mtime > self.stale_after
-        except FileNotFoundError:  # released meanwhile; the next look finds out
-            return False
-
-    def _now(self) -> float:
-        """The shared folder's own clock: hosts' clocks differ."""
-        with tempfile.NamedTemporaryFile(dir=self.claims, prefix=".clock-") as probe:
-            os.utime(probe.name)
-            return os.stat(probe.name).st_mtime
-
-    @contextmanager
-    def _held(self, claim: Path, unit: str) -> Iterator[None]:
-        """Keep the claim's heartbeat while the unit is worked on; then remove it and the dead ones before."""
-        stop = threading.Event()
-        beat = threading.Thread(target=_heartbeat, args=(claim, stop, self.stale_after / 8), daemon=True)
-        beat.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            beat.join()
-            for path in _claims_of(self.claims, unit):
-                if _number(path) <= _number(claim):
-                    path.unlink(missing_ok=True)
+                ends = "as soon as that process ends, or " if holder.is_here else ""
+                text = (
+                    f"waiting for unit {left[0]} ({len(left)} left), claimed by {holder}: taken over {ends}"
+                )
+                say(escape(f"{text}after {duration(lease.seconds)} without a sign of life"))
 
 
 def begin_once(store: Store, *inputs: Any) -> Work | Artifact:
@@ -222,16 +161,21 @@ def commit_once(
     """Commit ``work`` by exactly one of the processes that reach this line, and return the artifact in all.
 
     ``counts`` is called by that one, just before the commit (it may write files that belong to the artifact).
-    If it dies, another takes over. What a late process may have left under the working name is removed.
+    If it dies, another takes over. What a late process may have left under the working name is removed. Raises
+    ``ArtifactError`` if the working folder was removed and no artifact is there.
     """
-    folder = work.path.with_name(f".commit-{work.fingerprint[:16]}")
-    folder.mkdir(exist_ok=True)
-    for _ in WorkShare(folder, ["commit"], lambda _: store.find(work.kind, work.fingerprint) is not None):
-        shutil.rmtree(work.path / CLAIMS, ignore_errors=True)
-        store.commit(work, counts(), files)
-    shutil.rmtree(folder, ignore_errors=True)
+    share = WorkShare(work.path, ["commit"], lambda _: store.find(work.kind, work.fingerprint) is not None)
+    for _ in share:
+        try:
+            store.commit(work, counts(), files, share.check)
+        except (ClaimLostError, FileNotFoundError):
+            if not share.is_lost:
+                raise
     artifact = store.find(work.kind, work.fingerprint)
-    assert artifact is not None, "the share ends only when the artifact is there"
+    if artifact is None:
+        raise ArtifactError(
+            f"{work.path}: this working folder was removed before its commit: run the command again"
+        )
     shutil.rmtree(work.path, ignore_errors=True)
     return artifact
 
@@ -256,40 +200,7 @@ def _inode(folder: Path) -> int | None:
         return None
 
 
-def _host() -> str:
-    """Host name and PID namespace: a process id means something only inside both."""
-    namespace = Path("/proc/self/ns/pid")
-    return f"{socket.gethostname()}/{namespace.stat().st_ino if namespace.exists() else 0}"
-
-
-def _rotated(units: list[str]) -> list[str]:
+def _from_own_start(units: list[str]) -> list[str]:
     """Each rank starts elsewhere, so that ranks seldom ask for the same unit."""
-    offset = int(os.environ.get("RANK", "0")) * len(units) // max(1, int(os.environ.get("WORLD_SIZE", "1")))
-    offset %= len(units)
-    return units[offset:] + units[:offset]
-
-
-def _number(claim: Path) -> int:
-    return int(claim.name.rpartition("@")[2])
-
-
-def _claims_of(folder: Path, unit: str) -> list[Path]:
-    return sorted(folder.glob(f"{unit}@*"), key=_number)
-
-
-def _publish(path: Path, value: dict[str, Any]) -> bool:
-    """Make ``path`` with its whole content at once; False when it exists already."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".claim-") as handle:
-        json.dump(value, handle)
-        handle.flush()
-        try:
-            os.link(handle.name, path)
-        except FileExistsError:
-            return False
-    return True
-
-
-def _heartbeat(claim: Path, stop: threading.Event, period: float) -> None:
-    while not stop.wait(period):
-        with suppress(FileNotFoundError):
-            os.utime(claim)
+    start = rank() * len(units) // max(1, world_size()) % len(units)
+    return units[start:] + units[:start]

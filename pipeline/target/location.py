@@ -89,9 +89,8 @@ def _converted(cfg: TargetConfig) -> Path:
     source = _packaged_file(cfg)
     folder = cache_home() / "targets" / cfg.name
     origin = {"package": cfg.package, "gguf": cfg.gguf, "bytes": source.stat().st_size}
-    share = folder.with_name(f".{cfg.name}.share")
     with _writable_cache(folder.parent):
-        _convert_once(cfg, source, folder, origin, share)
+        _convert_once(cfg, source, folder, origin)
     if read_json(folder / SOURCE) != origin:
         raise ConfigError(
             f"target.name={cfg.name}: {folder} was converted from another file, not from {source}; remove that folder"
@@ -99,12 +98,12 @@ def _converted(cfg: TargetConfig) -> Path:
     return folder
 
 
-def _convert_once(cfg: TargetConfig, source: Path, folder: Path, origin: dict[str, Any], share: Path) -> None:
+def _convert_once(cfg: TargetConfig, source: Path, folder: Path, origin: dict[str, Any]) -> None:
     """Convert ``source`` into ``folder``, unless a whole conversion is there; an incomplete one is replaced."""
     if (folder / SOURCE).is_file():
         return
-    share.mkdir(parents=True, exist_ok=True)
-    for _ in WorkShare(share, ["convert"], lambda _: (folder / SOURCE).is_file()):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for _ in WorkShare(folder.parent, [cfg.name], lambda _: (folder / SOURCE).is_file()):
         partial = folder.with_name(f".{cfg.name}.{socket.gethostname()}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         say(f"target {cfg.name}: converting {source.name} of package {cfg.package} (once) ...")
@@ -114,7 +113,6 @@ def _convert_once(cfg: TargetConfig, source: Path, folder: Path, origin: dict[st
             shutil.rmtree(folder, ignore_errors=True)
         publish_folder(partial, folder)
         say(f"target {cfg.name}: written to {folder}")
-    shutil.rmtree(share, ignore_errors=True)
 
 
 @contextmanager

@@ -130,9 +130,8 @@ def answer_units(job: AnswersJob, work: Work) -> None:
         answer = _Answerer(job, bar)
         for unit in share:
             rows, counts = answer(unit)
-            if share.is_gone:  # this process had stalled; others have done it all
-                break
-            write_answers(_path(work.path, unit), rows, counts)
+            if not share.is_lost:
+                write_answers(_path(work.path, unit), rows, counts)
 
 
 def finish(job: AnswersJob, folder: Path) -> dict[str, Any]:

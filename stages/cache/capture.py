@@ -6,7 +6,7 @@ The plan is pure: it depends on the answers and the config only, never on ranks,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,9 +303,12 @@ def _capture_all(
             bar.advance(
                 total - sum(tokens[other] for other in share.remaining) - bar.done
             )  # what others have done
-            _capture_segment(
-                source, plan, numbers[unit], spec, config.capture.batch_tokens, work.path, bar.advance
-            )
+            planned = [plan.samples[i] for i in plan.segments[numbers[unit]]]
+            samples = _in_order(capture(source, planned, spec, config.capture.batch_tokens), bar.advance)
+            if not share.is_lost:
+                # One that is there but not whole would stay in the way of the new one.
+                drop_damaged(work.path, [numbers[unit]])
+                write_segment(work.path, numbers[unit], samples, spec)
 
 
 @contextmanager
@@ -334,23 +337,13 @@ def _engine(config: Config) -> dict[str, str]:
     return {"engine": f"vllm {vllm_version(config.capture.vllm)}"}
 
 
-def _capture_segment(
-    source: StateSource,
-    plan: CapturePlan,
-    number: int,
-    spec: CacheSpec,
-    batch_tokens: int,
-    folder: Path,
-    advance: Any,
-) -> None:
-    """Capture one segment in batches by length, and write it in the segment's own order."""
-    planned = [plan.samples[i] for i in plan.segments[number]]
-    captured: list[Sample | None] = [None] * len(planned)
-    for i, sample in capture(source, planned, spec, batch_tokens):
-        captured[i] = sample
+def _in_order(captured: Iterable[tuple[int, Sample]], advance: Callable[[int], None]) -> list[Sample]:
+    """The samples by their numbers; they are captured in batches by length."""
+    samples = {}
+    for number, sample in captured:
+        samples[number] = sample
         advance(len(sample.input_ids))
-    drop_damaged(folder, [number])  # one that is there but not whole would stay in the way of the new one
-    write_segment(folder, number, [sample for sample in captured if sample is not None], spec)
+    return [samples[number] for number in sorted(samples)]
 
 
 def _sample(source: StateSource, planned: PlannedSample, states: States, spec: CacheSpec) -> Sample:

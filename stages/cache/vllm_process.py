@@ -10,27 +10,25 @@ import json
 import os
 import queue
 import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from data_specs.errors import UserError
-from data_specs.manifest import ManifestError, read_json, write_json
 from pipeline import ranks
 from pipeline.config import ConfigError, VllmConfig
-from pipeline.store.work import Owner
+from pipeline.store.lease import Lease
 
 SCRIPT = Path(__file__).parent / "vllm_worker" / "worker.py"
-LOG, OWNER = "worker.log", "owner.json"
+LOG = "worker.log"
 LAST_LINES, MOST_ERRORS = 12, 3  # of the log, in an error
 ERROR = re.compile(r"\b[\w.]*(?:Error|Exception): .+")
 LOOK_SECONDS = 0.5  # between two looks whether the process still runs
@@ -147,22 +145,38 @@ class Worker:
 
 @contextmanager
 def started(config: VllmConfig, beside: Path, environment: dict[str, str]) -> Iterator[Worker]:
-    """A worker in a folder of its own beside ``beside``, which goes with it; of one that failed the log stays."""
+    """A worker in a folder of its own beside ``beside``, removed at the end; if the worker failed, its log stays."""
     _remove_orphans(beside.parent)
-    folder = Path(tempfile.mkdtemp(prefix=".vllm-", dir=beside.parent))
-    write_json(folder / OWNER, asdict(Owner.me()))
-    worker = Worker(config, folder, environment)
-    try:
-        yield worker
-        worker.end()
-    except BaseException:
+    folder = beside.with_name(f".vllm-{secrets.token_hex(4)}")
+    with _owned(
+        folder
+    ) as is_owned:  # before the folder is there, or another process might take it for an orphan
+        assert is_owned, "no other process knows this name"
+        folder.mkdir()
+        worker = Worker(config, folder, environment)
+        try:
+            yield worker
+            worker.end()
+        except BaseException:
+            worker.kill()
+            for path in folder.glob("*"):
+                if path.name != LOG:
+                    path.unlink()
+            raise
         worker.kill()
-        for path in folder.glob("*"):
-            if path.name not in (LOG, OWNER):
-                path.unlink()
-        raise
-    worker.kill()
-    shutil.rmtree(folder)
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[bool]:
+    """Hold the claim on a worker's folder for the block; False if a live process holds it."""
+    lease = Lease(folder, "worker")
+    taken = lease.take()
+    try:
+        yield taken
+    finally:
+        if taken:
+            lease.release()
 
 
 def environment_of(gpus: int) -> dict[str, str]:
@@ -186,8 +200,8 @@ def environment_of(gpus: int) -> dict[str, str]:
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Folders of workers whose owner was killed, or failed, on this machine."""
-    for found in folder.glob(f".vllm-*/{OWNER}"):
-        with suppress(ManifestError):  # another rank has just removed it
-            if Owner(**read_json(found)).is_gone():
-                shutil.rmtree(found.parent, ignore_errors=True)
+    """Remove the folders of workers that failed, or whose owner was killed on this machine."""
+    for found in folder.glob(".vllm-*"):
+        with _owned(found) as is_orphan:
+            if is_orphan:
+                shutil.rmtree(found, ignore_errors=True)

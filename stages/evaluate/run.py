@@ -234,7 +234,8 @@ def _answer(
     with console.progress(title, sum(len(units[u]) for u in left), is_main()) as bar:
         for unit in share:
             rows = _rows(speaker, units[unit], lambda prompt: bar.advance(1, prompt.benchmark))
-            write_rounds(rounds / f"{unit}.parquet", rows)
+            if not share.is_lost:
+                write_rounds(rounds / f"{unit}.parquet", rows)
 
 
 def _rows(speaker: Speaker, prompts: list[Prompt], advance: Callable[[Prompt], None]) -> list[dict[str, Any]]:

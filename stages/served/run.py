@@ -315,7 +315,8 @@ def _answer(config: Config, work: Work, asker: Asker, prompts: dict[str, list[Pr
     with console.progress(title, sum(len(units[unit]) for unit in left)) as bar:
         for unit in share:
             rows = asker.answer(units[unit], lambda prompt: bar.advance(1, prompt.benchmark))
-            write_answers(work.path / ANSWERS / f"{unit}.parquet", rows)
+            if not share.is_lost:
+                write_answers(work.path / ANSWERS / f"{unit}.parquet", rows)
 
 
 def _row(prompt: Prompt, turn: int, mode: str, context: int, reply: ServedReply) -> dict[str, Any]:

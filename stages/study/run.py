@@ -209,10 +209,13 @@ def _measure(config: Config, plan: StudyPlan, work: Work) -> None:
         for unit in share:
             if unit == RECORD:
                 answers = server.record(max(config.study.concurrencies), lambda _: None)
-                write_rows(work.path / POOL, pool_rows(answers), POOL_SCHEMA)
+                if not share.is_lost:
+                    write_rows(work.path / POOL, pool_rows(answers), POOL_SCHEMA)
             else:
                 count = request_count(config.study, units[unit].concurrency)
-                write_point(work.path, unit, server.measure(units[unit], count, config.study.simulate))
+                measured = server.measure(units[unit], count, config.study.simulate)
+                if not share.is_lost:
+                    write_point(work.path, unit, measured)
             bar.advance(1, unit)
 
 

@@ -28,6 +28,7 @@ from pipeline import console, ranks
 from pipeline.config import Config, section
 from pipeline.drafts.base import LossWeights
 from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.lease import Lease
 from pipeline.store.tracking import Tracker
 from pipeline.store.work import commit_once
 from pipeline.target.tensors import load_tensors
@@ -53,8 +54,9 @@ def run_train(config: Config, store: Store, cache: Artifact) -> Artifact | None:
 
     Goes on from the newest complete checkpoint of an interrupted run with the same inputs. Raises
     ``UserError`` for a cache that is damaged or does not fit, ``BusyError`` when another process runs the
-    same training, ``NonFiniteError`` for a run that broke, and ``SystemExit`` (128 + n) after a checkpoint
-    when signal n asked it to end.
+    same training, ``ClaimLostError`` when another one took over because this one stood still,
+    ``NonFiniteError`` for a run that broke, and ``SystemExit`` (128 + n) after a checkpoint when signal n
+    asked it to end.
     """
     setup = prepare(with_start(config, store), cache)
     inputs = fingerprint(SCHEMA_VERSION, setup.inputs)
@@ -64,16 +66,16 @@ def run_train(config: Config, store: Store, cache: Artifact) -> Artifact | None:
         return None
     if found is None:
         name = f"{config.target.name}_{config.drafter.name}"
-        with trainer.process_group(), sole_run(store.root / "draft" / name, inputs):
+        with trainer.process_group(), sole_run(store.work_folder("draft", name, inputs)) as claim:
             found = trainer.from_main(store.find("draft", inputs))  # another run may just have ended
             if found is None:
-                return _train(setup, store, name, inputs)
+                return _train(setup, store, name, inputs, claim)
     if ranks.is_main():
         console.say(f"The draft is already there: {found.reference} ({found.path})")
     return found
 
 
-def _train(setup: Setup, store: Store, name: str, inputs: str) -> Artifact:
+def _train(setup: Setup, store: Store, name: str, inputs: str, claim: Lease) -> Artifact:
     """Train and commit the draft ``name`` of the fingerprint ``inputs``, in the group of all ranks."""
     settings, parents = section(setup.config), {"cache": setup.cache.manifest.fingerprint}
     work = store.begin("draft", name, SCHEMA_VERSION, inputs, parents, settings)
@@ -83,8 +85,8 @@ def _train(setup: Setup, store: Store, name: str, inputs: str) -> Artifact:
     code = 1
     try:
         if not trainer.from_main((work.path / SUMMARY).is_file()):
-            Run(setup, work, tracker).train()
-        artifact = _commit(store, work)
+            Run(setup, work, tracker, claim).train()
+        artifact = _commit(store, work, claim)
         tracker.artifact(artifact, {"cache": setup.cache})
         code = 0
     finally:
@@ -105,9 +107,10 @@ def _outcome(counts: dict[str, Any]) -> str:
     return f"{counts['steps']} steps, {counts['trainable']:,} trained parameters, {kept}"
 
 
-def _commit(store: Store, work: Work) -> Artifact:
+def _commit(store: Store, work: Work, claim: Lease) -> Artifact:
     """Remove what was only for the work, and commit what is for others."""
     if ranks.is_main():
+        claim.check()
         shutil.rmtree(work.path / RUN, ignore_errors=True)
     summary = trainer.from_main(read_json(work.path / SUMMARY) if ranks.is_main() else None)
     return commit_once(store, work, lambda: summary)
@@ -116,10 +119,11 @@ def _commit(store: Store, work: Work) -> Artifact:
 class Run:
     """One training run in its work folder."""
 
-    def __init__(self, setup: Setup, work: Work, tracker: Tracker) -> None:
+    def __init__(self, setup: Setup, work: Work, tracker: Tracker, claim: Lease) -> None:
         self.setup, self.config, self.folder, self.tracker = setup, setup.config, work.path, tracker
+        self.claim = claim  # rank 0 checks it before it writes anything
         self.checkpoints = work.path / RUN / "checkpoints"
-        self.record = record.Record(work.path / METRICS, writer=ranks.is_main())
+        self.record = record.Record(work.path / METRICS, ranks.is_main(), claim.check)
         self.decided = 0  # the signal that asked this rank to end
 
     def train(self) -> None:
@@ -255,6 +259,7 @@ class Run:
         """Write the draft as it is now; on all ranks together."""
         with self.engine.gathered() as draft:
             if ranks.is_main():
+                self.claim.check()
                 save_draft(draft, folder, self.setup.save_dtype)
         trainer.barrier()
 
@@ -266,11 +271,13 @@ class Run:
         if there:
             return
         if ranks.is_main():
+            self.claim.check()
             checkpoints.begin(self.checkpoints, step)
         trainer.barrier()
         self.engine.save(checkpoints.partial_folder(self.checkpoints, step))
         trainer.barrier()
         if ranks.is_main():
+            self.claim.check()
             checkpoints.complete(self.checkpoints, step, layout)
             self._tidy(checkpoints.tidy(self.checkpoints, self.config.train.keep_checkpoints))
         trainer.barrier()
@@ -310,6 +317,7 @@ class Run:
             for folder in (self.folder, last):
                 check_frozen(folder, target)
             record.plot(self.record.lines, self.folder / PLOT)
+            self.claim.check()
             write_json(self.folder / SUMMARY, self._summary(best))
         trainer.barrier()
 

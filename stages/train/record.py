@@ -7,6 +7,7 @@ that are later than its checkpoint, so that steps never go backwards (pitfall 37
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,30 @@ from stages.train.step_sums import GREEDY, SCORE
 
 
 class Record:
-    """Lines in memory and on disk; ``writer`` False (ranks other than 0) leaves the file alone."""
+    """Lines in memory and on disk; ``writer`` False (ranks other than 0) leaves the file alone.
 
-    def __init__(self, path: Path, writer: bool = True) -> None:
-        self.path, self.writer = path, writer
+    ``check`` is called before each write, and prevents it by raising an error.
+    """
+
+    def __init__(self, path: Path, writer: bool = True, check: Callable[[], None] = lambda: None) -> None:
+        self.path, self.writer, self.check = path, writer, check
         self.lines = read_lines(path)
 
     def rewind(self, step: int) -> None:
         """Forget what was recorded after ``step`` steps."""
         self.lines = [line for line in self.lines if line["step"] <= step]
         if self.writer:
+            self.check()
             with written_whole(self.path) as temporary:
                 temporary.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
 
     def append(self, line: dict[str, Any]) -> None:
         """Add a line; it is on its way to the disk when this returns."""
-        self.lines.append(line)
         if self.writer:
+            self.check()
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+        self.lines.append(line)
 
     def last(self, kind: str) -> dict[str, Any] | None:
         """The latest line of ``kind``."""

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import random
 import signal
@@ -403,8 +404,11 @@ def start(target_folder: Path, root: Path, pause: float, rank: int = 0, ranks: i
 
 def claims_of(pid: int, folder: Path) -> list[str]:
     """Segments that process ``pid`` is at work on."""
-    claims = [path for path in folder.glob(".partial-*/claims/0*") if f'"pid": {pid},' in path.read_text()]
-    return [path.name for path in claims]
+    held = []
+    for path in folder.glob(".claims/.partial-*.0*.lock"):
+        with contextlib.suppress(FileNotFoundError):
+            held += [path.name] if f"pid={pid}\n" in path.read_text() else []
+    return held
 
 
 def same_contents(one: Manifest, other: Manifest) -> bool:
@@ -528,7 +532,7 @@ def test_a_rank_that_loads_while_the_other_commits_makes_nothing(
     def late(*args: object) -> Target:
         monkeypatch.setattr(module.Target, "load", load)
         other.append(run_capture(config, Store(tmp_path), answers))
-        monkeypatch.setattr(module, "_capture_segment", lambda *_: pytest.fail("made a segment anew"))
+        monkeypatch.setattr(module, "write_segment", lambda *_: pytest.fail("made a segment anew"))
         return load(*args)
 
     monkeypatch.setattr(module.Target, "load", late)

@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import save_file
 
 from data_specs.answers import AnswerRow, write_answers
-from data_specs.manifest import write_json
 from data_specs.target_cache import CacheError
 from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, VllmConfig
 from pipeline.states.store import CacheReader
@@ -235,7 +234,7 @@ def test_a_worker_that_fails_is_named_and_nothing_half_is_written(
         captured(by_vllm(target_folder, tmp_path, table, fault))
     (partial,) = (tmp_path / "cache/tiny_words").glob(".partial-*")
     assert [path.name for path in partial.glob("segments/*")] == ([] if fault == "refuses" else ["00000"])
-    assert leftovers(tmp_path) == ["owner.json", "worker.log"]
+    assert leftovers(tmp_path) == ["worker.log"]
     assert Store(tmp_path).list("cache") == []
 
 
@@ -257,8 +256,6 @@ def test_a_rerun_after_a_hang_goes_on(
     assert ended(child)
     (first,) = (tmp_path / "cache/tiny_words").glob(".partial-*/segments/*")
     kept = (first / "segment.json").stat().st_mtime_ns
-    for folder in (tmp_path / "cache/tiny_words").glob(".vllm-*"):  # as if this process had been killed
-        write_json(folder / "owner.json", json.loads((folder / "owner.json").read_text()) | {"started": 1.0})
     made = captured(by_vllm(target_folder, tmp_path, table))
     check_equal(made, in_process)
     assert (made.path / "segments/00000/segment.json").stat().st_mtime_ns == kept
