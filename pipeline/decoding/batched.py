@@ -77,7 +77,7 @@ class Engine:
 
     ``policy`` maps confidences [R, G] to how many drafts of each request are verified; None: all of them. It is given
     calibrated confidences where there are ``temperatures`` [G], and ones where the draft has no confidence head.
-    ``drafts``: at most so many a request and step.
+    ``drafts``: at most so many a request and step. ``repetition_penalty``: transformers' own, without a draft only.
     """
 
     def __init__(
@@ -92,8 +92,13 @@ class Engine:
         temperatures: Sequence[float] | None = None,
         prefill_tokens: int = PREFILL_TOKENS,
         generator: torch.Generator | None = None,
+        repetition_penalty: float | None = None,
     ) -> None:
+        assert draft is None or repetition_penalty is None, (
+            "a chain's later tokens would change its penalties"
+        )
         self.target, self.draft, self.sampler, self.policy = target, draft, sampler, policy
+        self.repetition_penalty = repetition_penalty
         self.ragged = RaggedTarget(target, slots, capacity)
         most = 0 if draft is None else draft.max_drafts
         self.drafts = most if drafts is None else min(drafts, most)
@@ -121,6 +126,7 @@ class Engine:
             while queue or self._live:
                 self._refer()
                 self._admit(queue)
+                self._close_gaps()
                 yield from self._step()
 
     def _refer(self) -> None:
@@ -159,6 +165,15 @@ class Engine:
                 self.ragged.keep(slot, 0)
                 self._live.append(_Live(queue.popleft(), slot, state, self._time()))
 
+    @torch.inference_mode()
+    def _close_gaps(self) -> None:
+        """Let the live requests have the first slots, in order: their attention needs no copy of the cache then."""
+        free = sorted(set(range(len(self._live))) - {live.slot for live in self._live})
+        for live in [live for live in self._live if live.slot >= len(self._live)]:
+            slot, live.slot = live.slot, free.pop(0)
+            self.ragged.move(slot, live.slot)
+        self._live.sort(key=lambda live: live.slot)
+
     def _step(self) -> list[AnsweredRequest]:
         """Prefill, then draft and verify; those that ended."""
         began = self._time()
@@ -189,7 +204,7 @@ class Engine:
             live.filled += count
         ready = [live for live, _ in chunks if not live.waiting]
         last = torch.tensor(counts).cumsum(0)[[not live.waiting for live, _ in chunks]] - 1
-        logits = self.target.logits(states.last_hidden[last.to(device)])  # [ready, V]
+        logits = self._penalised(self.target.logits(states.last_hidden[last.to(device)]), ready)  # [ready, V]
         _, anchors = accept_all(ids[:0], [0] * len(ready), None, logits, self.sampler, self.generator)
         verify_seconds = self._since()
         self._observe([live for live, _ in chunks], counts, ids, states)
@@ -238,13 +253,24 @@ class Engine:
         before = [self.ragged.lengths[slot] for slot in slots]
         states = self.ragged.run(slots, (lengths + 1).tolist(), ids)
         probabilities = None if made.probabilities is None else made.probabilities[chosen]
-        logits = self.target.logits(states.last_hidden)
+        logits = self._penalised(self.target.logits(states.last_hidden), live)
         accepted, following = accept_all(
             made.tokens[chosen], lengths.tolist(), probabilities, logits, self.sampler, self.generator
         )
         for slot, length, held in zip(slots, before, accepted, strict=True):
             self.ragged.keep(slot, length + 1 + held)
         return _Verified(rows, ids, states, accepted, following)
+
+    def _penalised(self, logits: Tensor, live: list[_Live]) -> Tensor:
+        """``logits`` [R, V] with the tokens of each request's prompt and answer made less likely."""
+        if self.repetition_penalty is None:
+            return logits
+        from transformers import RepetitionPenaltyLogitsProcessor
+
+        process = RepetitionPenaltyLogitsProcessor(self.repetition_penalty)
+        said = [torch.tensor([[*one.request.prompt, *one.answer]], device=logits.device) for one in live]
+        rows = [process(ids, row[None].float()) for ids, row in zip(said, logits, strict=True)]
+        return torch.cat(rows) if rows else logits
 
     def _take_in(self, live: list[_Live], verified: _Verified) -> None:
         """Let the draft observe what was kept of those that go on."""

@@ -24,6 +24,9 @@ from pipeline.config import ConfigError
 from pipeline.target.model import States, Target
 
 NAME = "draftline_ragged"
+MOST_EVEN = (
+    32  # tokens of a part up to which parts attend together; longer ones fill the machine by themselves
+)
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,68 @@ class Part:
         return like.new_zeros(seen.shape).masked_fill(~seen, -torch.inf).repeat(groups, 1)
 
 
+class EvenParts:
+    """R parts of ``count`` tokens each in the slots 0 .. R-1: their attention is one call a layer, not one a part.
+
+    The slots of a pass are a plain part of the cache then, which needs no copy.
+    """
+
+    def __init__(self, parts: list[Part], device: torch.device) -> None:
+        self.size, self.count = len(parts), parts[0].last - parts[0].first
+        starts = torch.tensor([part.start for part in parts])
+        self.rows = torch.arange(self.size, device=device)[:, None]
+        self.places = (starts[:, None] + torch.arange(self.count)).to(
+            device
+        )  # [R, n]: positions of the tokens
+        self.longest = int(starts.max()) + self.count  # L
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
+
+    @staticmethod
+    def fits(parts: list[Part]) -> bool:
+        """Whether the parts are even, in order from slot 0, and so short that one alone leaves the machine idle."""
+        counts = {part.last - part.first for part in parts}
+        in_order = all(part.slot == place for place, part in enumerate(parts))
+        return len(parts) > 1 and len(counts) == 1 and max(counts) <= MOST_EVEN and in_order
+
+    def write(self, held: Tensor, new: Tensor) -> None:
+        """Put ``new`` [kv, R*n, d] into the layer's ``held`` [slots, kv, capacity, d]."""
+        held[self.rows, :, self.places] = new.unflatten(1, (self.size, -1)).permute(1, 2, 0, 3)
+
+    def mask(self, window: int | None, groups: int, like: Tensor) -> Tensor:
+        """What is added to scores [R, 1, g*n, L]: 0 or -inf."""
+        if (window, groups) not in self._masks:
+            keys, last = torch.arange(self.longest, device=like.device), self.places[..., None]
+            seen = keys <= last  # [R, n, L]
+            if window is not None:
+                seen &= keys > last - window
+            hidden = like.new_zeros(seen.shape).masked_fill(~seen, -torch.inf)
+            self._masks[window, groups] = hidden.repeat(1, groups, 1)[:, None]
+        return self._masks[window, groups]
+
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        window: int | None,
+        scale: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """[T, g*kv, d] for ``query`` [g*kv, T, d] over the layer's ``keys`` and ``values`` [slots, kv, capacity, d]."""
+        k, v = (held[: self.size, :, : self.longest] for held in (keys, values))
+        groups = len(query) // keys.shape[1]
+        q = query.unflatten(0, (-1, groups)).unflatten(2, (self.size, -1)).permute(2, 0, 1, 3, 4)
+        made = _attend(q.flatten(2, 3), k, v, self.mask(window, groups, query), scale, sinks)
+        return made.unflatten(2, (groups, -1)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
+
+
 @dataclass
 class Pass:
     """One run of the target: its parts, the cache they use, and their masks, which all layers share."""
 
     cache: SlotCache
     parts: list[Part]
+    even: EvenParts | None = None  # where the parts are of one length
     masks: dict[tuple[int | None, int], list[Tensor | None]] = field(default_factory=dict)
 
     def masks_of(self, window: int | None, groups: int, like: Tensor) -> list[Tensor | None]:
@@ -82,12 +141,16 @@ class SlotCache:
         self.slots, self.capacity = slots, capacity
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def write(self, layer: int, key: Tensor, value: Tensor, parts: list[Part]) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, key: Tensor, value: Tensor, run: Pass) -> tuple[Tensor, Tensor]:
         """Put the keys and values [kv, T, d] of a pass into their slots; returns the layer's."""
         if layer not in self.layers:
             self.layers[layer] = self._empty(key), self._empty(value)
         keys, values = self.layers[layer]
-        for part in parts:
+        if run.even is not None:
+            run.even.write(keys, key)
+            run.even.write(values, value)
+            return keys, values
+        for part in run.parts:
             low, stop = part.start, part.start + part.last - part.first
             keys[part.slot, :, low:stop] = key[:, part.first : part.last]
             values[part.slot, :, low:stop] = value[:, part.first : part.last]
@@ -137,10 +200,18 @@ class RaggedTarget:
             self.lengths[part.slot] += part.last - part.first
             assert self.lengths[part.slot] <= self.capacity, "requests are admitted by what a slot holds"
         positions = torch.cat([torch.arange(p.start, p.start + p.last - p.first) for p in parts])
+        even = EvenParts(parts, ids.device) if EvenParts.fits(parts) else None
         states = self.target.run(
-            ids[None], position_ids=positions[None].to(ids.device), ragged=Pass(self.cache, parts)
+            ids[None], position_ids=positions[None].to(ids.device), ragged=Pass(self.cache, parts, even)
         )
         return States(states.hidden[0], states.last_hidden[0])
+
+    def move(self, slot: int, free: int) -> None:
+        """Move what ``slot`` holds to the slot ``free``."""
+        length = self.lengths[slot]
+        for held in (tensor for pair in self.cache.layers.values() for tensor in pair):
+            held[free, :, :length] = held[slot, :, :length]
+        self.lengths[free], self.lengths[slot] = length, 0
 
     def keep(self, slot: int, length: int) -> None:
         """Hold the first ``length`` positions of ``slot`` only; 0 frees it."""
@@ -157,7 +228,9 @@ def attend(
     ``s_aux`` [g*kv]: logits of gpt-oss' sinks, a share of the attention that goes to nothing.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
-    keys, values = ragged.cache.write(layer, key[0], value[0], ragged.parts)
+    keys, values = ragged.cache.write(layer, key[0], value[0], ragged)
+    if ragged.even is not None:
+        return ragged.even.attend(query[0], keys, values, sliding_window, scaling, s_aux)[None], None
     groups = query.shape[1] // key.shape[1]
     masks = ragged.masks_of(sliding_window, groups, query)
     folded = query[0].unflatten(0, (-1, groups))  # [kv, g, T, d]
@@ -166,7 +239,7 @@ def attend(
         low, stop = part.span(sliding_window)
         own = folded[:, :, part.first : part.last].flatten(1, 2)  # [kv, g*n, d]: no copy of keys a query head
         k, v = keys[part.slot, :, low:stop], values[part.slot, :, low:stop]
-        made = _attend(own, k, v, mask, scaling, s_aux)
+        made = _attend(own[None], k[None], v[None], mask, scaling, s_aux)[0]
         out[part.first : part.last] = made.unflatten(1, (groups, -1)).flatten(0, 1).transpose(0, 1)
     return out[None], None
 
@@ -174,14 +247,13 @@ def attend(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None
 ) -> Tensor:
-    """[kv, g*n, d] for q [kv, g*n, d], k and v [kv, L, d], mask [g*n, L] (0 or -inf)."""
+    """[S, kv, g*n, d] for q [S, kv, g*n, d], k and v [S, kv, L, d], mask broadcast to [S, kv, g*n, L] (0 or -inf)."""
     if sinks is None:
-        return functional.scaled_dot_product_attention(
-            q[None], k[None], v[None], attn_mask=mask, scale=scale
-        )[0]
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     scores = q @ k.transpose(-1, -2) * scale
     if mask is not None:
         scores = scores + mask
-    own = sinks.view(len(q), -1).repeat_interleave(q.shape[1] * len(q) // len(sinks), 1)  # [kv, g*n]
-    both = torch.cat([scores, own[..., None].to(scores.dtype)], -1)
+    heads = q.shape[1]
+    own = sinks.view(heads, -1).repeat_interleave(q.shape[2] * heads // len(sinks), 1)  # [kv, g*n]
+    both = torch.cat([scores, own[..., None].to(scores.dtype).expand(*scores.shape[:-1], 1)], -1)
     return both.softmax(-1)[..., :-1].to(v.dtype) @ v

@@ -1,22 +1,25 @@
-"""Answers in process: batches padded on the left, longest prompts first; rows that end leave the batch."""
+"""Answers in process: by the batched engine, or by padded batches where the target cannot run in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pipeline.config import ConfigError
+from pipeline.decoding.batched import Engine
 from pipeline.decoding.sampling import Sampler
+from pipeline.decoding.steps import Request
 from pipeline.prompts.replies import split_reasoning
 from pipeline.prompts.rows import Rejection
 from pipeline.target.model import Target
+from pipeline.target.ragged import supports
+from stages.cache.padded import answer_padded
 from stages.cache.source import SHAPING, AnswerReply, AnswerRequest, Settings
 
-KEEP_SHARE = 0.875  # rows are dropped in groups: each drop copies the whole KV cache
+PREFILL_TOKENS = 2048  # prompt tokens a step: nobody waits for a first token here, so large passes are best
 
 
 class HfEngine:
@@ -30,18 +33,42 @@ class HfEngine:
     def answer(
         self, requests: Sequence[AnswerRequest], seed: int, advance: Callable[[int], None]
     ) -> list[AnswerReply | Rejection]:
-        """See ``Engine.answer``."""
-        picker = Picker(self.settings, torch.Generator(self.target.device).manual_seed(seed))
-        order = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt_ids))
-        replies: dict[int, AnswerReply | Rejection] = {}
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            prompts = [requests[number].prompt_ids for number in batch]
-            limits = [requests[number].limit for number in batch]
-            for row, ids in decode(self.target, prompts, limits, picker):
-                advance(len(ids))
-                replies[batch[row]] = self._reply(requests[batch[row]], ids)
-        return [replies[number] for number in range(len(requests))]
+        """See ``AnswerSource.answer``."""
+        generator = torch.Generator(self.target.device).manual_seed(seed)
+        if not requests:
+            return []
+        if supports(self.target):
+            answers = self._by_engine(requests, generator, advance)
+        else:
+            prompts, limits = [r.prompt_ids for r in requests], [r.limit for r in requests]
+            answers = answer_padded(
+                self.target, prompts, limits, self.settings, self.batch_size, generator, advance
+            )
+        return [self._reply(request, ids) for request, ids in zip(requests, answers, strict=True)]
+
+    def _by_engine(
+        self, requests: Sequence[AnswerRequest], generator: torch.Generator, advance: Callable[[int], None]
+    ) -> list[list[int]]:
+        """Continuous batching; those that may take longest begin first, so that few are left alone at the end."""
+        order = sorted(range(len(requests)), key=lambda n: (-requests[n].limit, -len(requests[n].prompt_ids)))
+        queue = [Request(n, tuple(requests[n].prompt_ids), requests[n].limit) for n in order]
+        sampler = Sampler(**{name: value for name, value in asdict(self.settings).items() if name in SHAPING})
+        engine = Engine(
+            self.target,
+            None,
+            sampler,
+            None,
+            slots=min(self.batch_size, len(queue)),
+            capacity=max(len(request.prompt) + request.max_new_tokens for request in queue),
+            prefill_tokens=PREFILL_TOKENS,
+            generator=generator,
+            repetition_penalty=self.settings.repetition_penalty,
+        )
+        answers: dict[int, list[int]] = {}
+        for answered in engine.serve(queue):
+            advance(len(answered.answer))
+            answers[answered.request.number] = answered.answer
+        return [answers[number] for number in range(len(requests))]
 
     def _reply(self, request: AnswerRequest, ids: list[int]) -> AnswerReply:
         ended = ids[-1] in self.target.eos
@@ -54,68 +81,5 @@ def check_settings(settings: Settings) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(settings, name) is not None:
             raise ConfigError(
-                f"answers.{name}: transformers has no such penalty; use answers.source=openai or leave it out"
+                f"answers.{name}: transformers has no such penalty; use answers=openai or leave it out"
             )
-
-
-class Picker:
-    """Chooses the next token of every row: the mode, or a draw of the sampler that evaluation uses too."""
-
-    def __init__(self, settings: Settings, generator: torch.Generator) -> None:
-        self.sampler = Sampler(**{name: value for name, value in asdict(settings).items() if name in SHAPING})
-        self.penalty, self.generator = settings.repetition_penalty, generator
-
-    def __call__(self, ids: Tensor, padding: Tensor, logits: Tensor) -> Tensor:
-        """Tokens int64 [b] by ``logits`` [b, V] after ``ids`` [b, S], the first ``padding`` [b] left out."""
-        if self.penalty is not None:
-            from transformers import RepetitionPenaltyLogitsProcessor
-
-            process = RepetitionPenaltyLogitsProcessor(self.penalty, prompt_ignore_length=padding)
-            logits = process(ids, logits.float())
-        if self.sampler.greedy:
-            return logits.argmax(-1)
-        return self.sampler.draw(self.sampler.probabilities(logits), self.generator)
-
-
-@torch.inference_mode()
-def decode(
-    target: Target, prompts: Sequence[Sequence[int]], limits: Sequence[int], picker: Picker
-) -> Iterator[tuple[int, list[int]]]:
-    """Answer ``prompts`` together; yields (row, answer ids) as rows end, by an end token (kept) or limit."""
-    ids, mask = (tensor.to(target.device) for tensor in _pad_left(prompts))
-    padding = (mask == 0).sum(-1)
-    answers: list[list[int]] = [[] for _ in prompts]
-    rows = list(range(len(prompts)))  # which prompt each row of the batch is
-    ended: set[int] = set()
-    cache = target.new_cache()
-    fresh, positions = ids, (mask.cumsum(-1) - 1).clamp(min=0)
-    while True:
-        states = target.run(fresh, attention_mask=mask, cache=cache, position_ids=positions)
-        tokens = picker(ids, padding, target.logits(states.last_hidden[:, -1]))
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            if row in ended:
-                continue
-            answers[row].append(token)
-            if token in target.eos or len(answers[row]) == limits[row]:
-                ended.add(row)
-                yield row, answers[row]
-        if len(ended) == len(prompts):
-            return
-        ids = torch.cat([ids, tokens[:, None]], dim=1)
-        mask = torch.cat([mask, torch.ones_like(tokens[:, None])], dim=1)
-        positions = positions[:, -1:] + 1
-        going = [place for place, row in enumerate(rows) if row not in ended]
-        if len(going) <= KEEP_SHARE * len(rows):
-            chosen = torch.tensor(going, device=target.device)
-            cache.batch_select_indices(chosen)
-            ids, mask, padding, positions = (tensor[chosen] for tensor in (ids, mask, padding, positions))
-            rows = [rows[place] for place in going]
-        fresh = ids[:, -1:]
-
-
-def _pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask, int64 [B, S], padded on the left to the longest prompt."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return ids, mask

@@ -7,9 +7,8 @@ import torch
 from pipeline.config import ConfigError, TargetConfig
 from pipeline.prompts.rows import Rejection
 from pipeline.target.model import Target
-from stages.cache import source_hf
 from stages.cache.source import AnswerReply, AnswerRequest, Settings
-from stages.cache.source_hf import HfEngine, Picker, check_settings, decode
+from stages.cache.source_hf import HfEngine, check_settings
 
 PROMPTS = ["a", "what is it?", "zz" * 20, "", "hello there", "0123456789"]
 
@@ -25,10 +24,6 @@ def prompt_ids(text: str) -> list[int]:
     return [257, *tiny.tokenizer()(text)["input_ids"], 258]
 
 
-def greedy() -> Picker:
-    return Picker(Settings(1, 0.0), torch.Generator())
-
-
 def generate(target: Target, ids: list[int], limit: int, **options) -> list[int]:
     """transformers' own loop on one sequence."""
     out = target.model.generate(
@@ -41,24 +36,12 @@ def requests(limit: int) -> list[AnswerRequest]:
     return [AnswerRequest([{"role": "user", "content": text}], prompt_ids(text), limit) for text in PROMPTS]
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.875, 1.0])
-def test_a_batch_equals_generate_on_each_alone(target: Target, monkeypatch: pytest.MonkeyPatch, keep: float):
-    """Left padding and the rows that leave change no answer (keep 1: they leave at once; 0: never)."""
-    monkeypatch.setattr(source_hf, "KEEP_SHARE", keep)
-    prompts, limits = [prompt_ids(text) for text in PROMPTS], [40, 3, 40, 25, 40, 1]
-    got = dict(decode(target, prompts, limits, greedy()))
-    expected = [generate(target, ids, limit) for ids, limit in zip(prompts, limits, strict=True)]
-    assert [got[row] for row in range(len(prompts))] == expected
-    assert len({len(ids) for ids in expected}) > 2
-
-
 def test_an_end_token_is_kept_and_ends_the_row(target: Target, monkeypatch: pytest.MonkeyPatch):
     """Multi-EOS: whichever comes first. The tokens that greedy decoding makes are declared to be the ends."""
     plain = generate(target, prompt_ids("a"), 12)
     ends = (plain[7], plain[4])
     first = min(plain.index(ends[0]), plain.index(ends[1]))
     monkeypatch.setattr(target, "eos", ends)
-    assert dict(decode(target, [prompt_ids("a")], [12], greedy())) == {0: plain[: first + 1]}
     engine = HfEngine(target, tiny.tokenizer(), Settings(12, 0.0), 4)
     request = AnswerRequest([], prompt_ids("a"), 12)
     (reply,) = engine.answer([request], 0, lambda tokens: None)
@@ -81,16 +64,6 @@ def test_replies_come_in_the_order_of_requests(target: Target):
     assert {reply.finish_reason for reply in replies} <= {"stop", "length"}
 
 
-def test_repetition_penalty_equals_generate(target: Target):
-    """Also where padding (id 0) is a token of the vocabulary: it is no repetition."""
-    picker = Picker(Settings(1, 0.0, repetition_penalty=1.7), torch.Generator())
-    prompts = [prompt_ids(text) for text in PROMPTS]
-    got = dict(decode(target, prompts, [20] * len(prompts), picker))
-    expected = [generate(target, ids, 20, repetition_penalty=1.7) for ids in prompts]
-    assert [got[row] for row in range(len(prompts))] == expected
-    assert expected != [generate(target, ids, 20) for ids in prompts]
-
-
 def test_sampling_repeats_with_the_seed_and_only_then(target: Target):
     engine = HfEngine(target, tiny.tokenizer(), Settings(20, 1.5), 3)
     runs = [
@@ -99,16 +72,30 @@ def test_sampling_repeats_with_the_seed_and_only_then(target: Target):
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_sampling_follows_the_settings(target: Target):
-    """top_k 1 is greedy at any temperature; draws at temperature 1 have the model's frequencies."""
-    ids = prompt_ids("a")
-    narrow = Picker(Settings(1, 2.0, top_k=1), torch.Generator().manual_seed(0))
-    assert dict(decode(target, [ids], [10], narrow))[0] == generate(target, ids, 10)
-    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]]).expand(20_000, 4)
-    picker = Picker(Settings(1, 1.0), torch.Generator().manual_seed(0))
-    tokens = picker(torch.zeros(20_000, 1, dtype=torch.long), torch.zeros(20_000), logits)
-    frequencies = tokens.bincount(minlength=4) / 20_000
-    assert torch.allclose(frequencies, logits[0].softmax(-1), atol=0.01)
+@pytest.mark.parametrize("slots", [1, 2, 6])
+def test_the_engine_equals_generate_on_each_alone(target: Target, slots: int):
+    """Answers of different lengths in fewer slots than prompts, with and without a repetition penalty."""
+    limits = [40, 3, 40, 25, 40, 1]
+    asked = [AnswerRequest([], prompt_ids(text), limit) for text, limit in zip(PROMPTS, limits, strict=True)]
+    for penalty in (None, 1.7):
+        options = {} if penalty is None else {"repetition_penalty": penalty}
+        engine = HfEngine(target, tiny.tokenizer(), Settings(40, 0.0, repetition_penalty=penalty), slots)
+        replies = engine.answer(asked, 0, lambda tokens: None)
+        expected = [generate(target, r.prompt_ids, r.limit, **options) for r in asked]
+        assert [reply.answer_ids for reply in replies] == expected
+
+
+def test_a_target_that_the_engine_cannot_run_is_answered_in_padded_batches(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("stages.cache.source_hf.supports", lambda target: False)
+    monkeypatch.setattr("stages.cache.source_hf.Engine", None)
+    replies = HfEngine(target, tiny.tokenizer(), Settings(8, 0.0), 2).answer(
+        requests(8), 0, lambda tokens: None
+    )
+    assert [reply.answer_ids for reply in replies] == [
+        generate(target, prompt_ids(text), 8) for text in PROMPTS
+    ]
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
