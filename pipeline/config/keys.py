@@ -6,9 +6,9 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterator
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from pipeline.config.rules import ConfigError
@@ -20,25 +20,26 @@ RENAMED = {
 }
 
 
-def refuse_unknown(cfg: DictConfig) -> None:
-    """Raise ``ConfigError`` that names a key of ``cfg`` which the schema does not have (``+train.lrr=1`` adds one)."""
-    _refuse(cfg, "", cast(type, OmegaConf.get_type(cfg)))
+def refuse_unknown(cfg: DictConfig, root: type) -> None:
+    """Raise ``ConfigError`` that names a key of ``cfg`` that is not in the schema ``root`` (``+x=1`` adds one)."""
+    _refuse(OmegaConf.to_container(cfg), root, "", root)
 
 
-def _refuse(node: Any, prefix: str, root: type) -> None:
-    """Look through ``node``, whose full key is ``prefix``; a dict without a schema of its own may have any key."""
-    if isinstance(node, ListConfig) and not node._is_none() and not node._is_missing():
-        for number in range(len(node)):
-            _refuse(node._get_node(number), f"{prefix}[{number}]", root)
-    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
-        return
-    kind = OmegaConf.get_type(node)
-    known = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else list(node)
-    for name in map(str, node):
-        key = f"{prefix}.{name}" if prefix else name
-        if name not in known:
-            raise ConfigError(unknown(key, root))
-        _refuse(node._get_node(name), key, root)
+def _refuse(values: Any, hint: Any, key: str, root: type) -> None:
+    """Look through ``values``, which stand at ``key`` and are of the type ``hint``."""
+    if dataclasses.is_dataclass(hint) and isinstance(values, dict):
+        hints = get_type_hints(hint)
+        for name, value in values.items():
+            inner = f"{key}.{name}" if key else str(name)
+            if name not in hints:
+                raise ConfigError(unknown(inner, root))
+            _refuse(value, hints[name], inner, root)
+    elif get_origin(hint) is list and isinstance(values, list):
+        for number, value in enumerate(values):
+            _refuse(value, get_args(hint)[0], f"{key}[{number}]", root)
+    elif get_origin(hint) is dict and isinstance(values, dict):
+        for name, value in values.items():
+            _refuse(value, get_args(hint)[1], f"{key}.{name}", root)
 
 
 def unknown(key: str, root: type) -> str:
@@ -51,9 +52,9 @@ def unknown(key: str, root: type) -> str:
     if any(get_origin(hint) is dict and key.startswith(f"{other}.") for other, hint in hints.items()):
         return f"{key}: expected +{key}=... for a key that is not there yet"
     known = list(hints)
-    # A key that is right but for its group (lr for train.lr) has the same last part.
+    # The key may be right but for its group, as lr is for train.lr.
     same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
-    near = same or difflib.get_close_matches(key, known, n=1)
+    near = same if len(same) == 1 else difflib.get_close_matches(key, known, n=1)
     return f"{key}: there is no such key" + (f"; did you mean {near[0]}?" if near else "")
 
 

@@ -83,7 +83,7 @@ def register() -> None:
 
 def resolve(cfg: DictConfig) -> Config:
     """The validated config as dataclasses; raises ``ConfigError`` that names the key."""
-    keys.refuse_unknown(cfg)
+    keys.refuse_unknown(cfg, Config)
     try:
         config = OmegaConf.to_object(cfg)
     except MissingMandatoryValue as error:

@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[3]
         ("+foo.bar=1", "foo", None),
         ("++x=1", "x", None),
         ("+lr=1", "lr", "train.lr"),
+        ("+drafter.lr=1", "drafter.lr", "train.lr"),
+        ("+targets.name=x", "targets", "target"),
         ("+drafter.loss.ec=1", "drafter.loss.ec", "drafter.loss.ce"),
     ],
 )
