@@ -4,8 +4,9 @@
 #   launch/local.sh [-n RANKS] [OVERRIDE ...]
 #   launch/local.sh -n 8 stage=train target=qwen3_4b drafter=dspark
 #
-# RANKS defaults to the visible GPUs, else 1. Everything else goes to `python -m pipeline`. PYTHON chooses the
-# interpreter. Ctrl-C or SIGTERM lets the ranks finish their step and save a checkpoint; the same command resumes.
+# RANKS is by default the number of visible GPUs, or 1 without a GPU. `python -m pipeline` gets all other arguments.
+# PYTHON names the interpreter. On Ctrl-C or SIGTERM the ranks finish their step and save a checkpoint; the same command
+# resumes the run.
 set -euo pipefail
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; }
@@ -21,6 +22,6 @@ done
 shift $((OPTIND - 1))
 
 cd "$(dirname "$0")/.."
-# Spinning OpenMP threads of several processes make each other tens of times slower.
+# Otherwise idle OpenMP threads spin, which makes several processes tens of times slower.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 exec "${PYTHON:-python}" -m pipeline "${ranks[@]}" "$@"

@@ -5,8 +5,8 @@
 #   launch/serve_target.sh -t 2 Qwen/Qwen3-4B
 #   python -m pipeline stage=cache target=qwen3_4b answers=openai 'answers.openai.base_urls=[http://127.0.0.1:8000/v1]'
 #
-# It listens on 127.0.0.1 unless -H says otherwise: neither server asks for a key by default. The engine has to be
-# installed in the environment of PYTHON (vLLM or SGLang; draftline itself needs neither).
+# The server listens on 127.0.0.1 unless -H names another host, because neither engine asks for a key by default. PYTHON is
+# an interpreter that has vLLM or SGLang; draftline itself needs neither.
 set -euo pipefail
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; }
