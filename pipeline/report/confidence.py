@@ -20,27 +20,32 @@ from pipeline.report.model import (
     Drawing,
     Drawings,
     Lines,
+    Metric,
     Note,
     PlottedPoint,
     Section,
     Series,
     Table,
+    cells,
     number,
     plain,
     shares,
+    titles,
     words,
 )  # fmt: skip
 from pipeline.report.summary import mean_error
 
 CALIBRATION, SWEEP = "Calibration of the confidences", "Threshold sweep"
 RELIABILITY_PLOT, SWEEP_PLOT = "reliability.png", "threshold_sweep.png"
-QUALITY = (("ECE", "ece", "{:.1%}"), ("Brier", "brier", "{:.3f}"), ("AUC", "auc", "{:.3f}"))
+QUALITY = (Metric("ECE", "ece", "{:.1%}"), Metric("Brier", "brier", "{:.3f}"), Metric("AUC", "auc", "{:.3f}"))
 WHEN = ("before", "after")
-FIGURES = (
-    ("accepted a round", "accepted", "{:.2f}"),
-    ("rejected a round", "rejected", "{:.2f}"),
-    ("acceptance", "acceptance_rate", "{:.1%}"),
-    ("accepted length", "accepted_length", "{:.2f}"),
+COLUMNS = (
+    Metric("accepted a round", "accepted"),
+    Metric("rejected a round", "rejected"),
+    Metric("acceptance", "acceptance_rate", "{:.1%}"),
+    Metric("accepted length", "accepted_length"),
+    Metric("answers from the record", "exact", "{:,}"),
+    Metric("decoded anew", "anew", "{:,}"),
 )
 
 
@@ -96,15 +101,15 @@ def in_a_line(found: dict[str, Any]) -> str:
 
 
 def _errors(label: str, found: list[dict[str, Any]], when: str, longest: int) -> list[Cell]:
-    cells = [words(None)] * longest
+    at = [words(None)] * longest
     for k, quality in enumerate(found):
         if quality["rounds"]:
-            cells[k] = plain(f"calibration/{when}/{k}/ece", quality["ece"], "{:.1%}", label)
-    return cells
+            (at[k],) = cells(f"calibration/{when}/{k}", quality, QUALITY[:1], label)
+    return at
 
 
 def _quality_table(found: dict[str, Any]) -> Table:
-    both = [f"{name} {when}" for name, _, _ in QUALITY for when in WHEN]
+    both = [f"{name} {when}" for name in titles(QUALITY) for when in WHEN]
     rows = [_quality_row(k, found) for k in range(len(found["temperatures"]))]
     return Table("Quality of the predictions by position", ("position", "rounds", "temperature", *both), rows)
 
@@ -113,10 +118,10 @@ def _quality_row(k: int, found: dict[str, Any]) -> list[Cell]:
     rounds = found["before"][k]["rounds"]
     row = [words(k + 1), plain(f"calibration/before/{k}/rounds", rounds)]
     row.append(plain(f"calibration/temperatures/{k}", found["temperatures"][k], "{:.2f}"))
-    for _, key, form in QUALITY:
-        pair = [plain(f"calibration/{when}/{k}/{key}", found[when][k][key], form) for when in WHEN]
-        row += pair if rounds else [words(None)] * len(pair)  # an error of no rounds says nothing
-    return row
+    if not rounds:  # an error of no rounds says nothing
+        return row + [words(None)] * len(QUALITY) * len(WHEN)
+    both = [cells(f"calibration/{when}/{k}", found[when][k], QUALITY) for when in WHEN]
+    return row + [cell for pair in zip(*both, strict=True) for cell in pair]
 
 
 def _reliability(k: int, found: dict[str, Any]) -> Drawing:
@@ -167,10 +172,8 @@ def _line(found: list[dict[str, Any]], key: str, style: int) -> Series:
 
 
 def _sweep_table(found: list[dict[str, Any]], scale: str) -> Table:
-    rows = []
-    for n, row in enumerate(found):
-        figures = [plain(f"sweep/{n}/{key}", row[key], form) for _, key, form in FIGURES]
-        answers = [plain(f"sweep/{n}/{key}", row[key]) for key in ("exact", "anew")]
-        rows.append([words(f"{row['threshold']:.1f}"), *figures, *answers])
-    columns = ("threshold", *(title for title, _, _ in FIGURES), "answers from the record", "decoded anew")
+    rows = [
+        [words(f"{row['threshold']:.1f}"), *cells(f"sweep/{n}", row, COLUMNS)] for n, row in enumerate(found)
+    ]
+    columns = ("threshold", *titles(COLUMNS))
     return Table(f"Thresholds on {scale} confidences", columns, rows, where=EVERYWHERE)

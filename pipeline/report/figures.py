@@ -86,18 +86,16 @@ POSITION_WORDS = (
 )
 PROFILE, PROFILE_PLOT = "Steps a second by tokens, SPS(B)", "sps.png"
 NamedMetrics = Sequence[tuple[str, dict[str, Any]]]  # label and metrics
+PathedMetrics = Sequence[tuple[str, str, dict[str, Any], str]]  # name, path in the JSON, metrics, evaluation
 
 
 def benchmarks(evaluation: Evaluation) -> Section:
     """The main table, and the two figures that matter most as drawings."""
-    rows = [_row(evaluation, name) for name in evaluation.summary["order"]]
-    strong = frozenset[int]()
-    if len(rows) > 1 and evaluation.summary["macro"]:
-        strong = frozenset({len(rows)})
-        prompts = sum(b["counts"]["prompts"] for b in evaluation.summary["benchmarks"].values())
-        rows.append(
-            [words(MACRO), words(f"{prompts:,}"), *cells("macro", evaluation.summary["macro"], FIGURES)]
-        )
+    found = [(name, name, evaluation.named.get(name)) for name in evaluation.summary["order"]]
+    if several := len(found) > 1 and evaluation.summary["macro"] is not None:
+        found.append((MACRO, "macro", evaluation.summary["macro"]))
+    rows = [[words(title), *row(evaluation, key, metrics)] for title, key, metrics in found]
+    strong = frozenset([len(rows) - 1] * several)
     columns = ("benchmark", "prompts", *titles(FIGURES))
     parts = [("benchmark", *part) for part in NARROW]
     table = Table(evaluation.title, columns, rows, strong, where=EVERYWHERE, parts=parts)
@@ -110,12 +108,14 @@ def benchmarks(evaluation: Evaluation) -> Section:
     return Section("benchmarks", "Benchmarks", blocks)
 
 
-def _row(evaluation: Evaluation, name: str) -> list[Cell]:
-    found = evaluation.summary["benchmarks"][name]
-    prompts = plain(f"benchmarks/{name}/counts/prompts", found["counts"]["prompts"])
-    if found["metrics"] is None:
-        return [words(name), prompts, *(words(None) for _ in FIGURES)]
-    return [words(name), prompts, *cells(name, found["metrics"], FIGURES)]
+def row(one: Evaluation, key: str, metrics: dict[str, Any] | None, label: str = "") -> list[Cell]:
+    """Prompts and figures of a benchmark, or of their average (``key`` macro)."""
+    counts = {name: found["counts"]["prompts"] for name, found in one.summary["benchmarks"].items()}
+    if key == "macro":
+        prompts = words(f"{sum(counts.values()):,}")
+    else:
+        prompts = plain(f"benchmarks/{key}/counts/prompts", counts[key], evaluation=label)
+    return [prompts, *(cells(key, metrics, FIGURES, label) if metrics else [words(None)] * len(FIGURES))]
 
 
 def _how(evaluation: Evaluation) -> str:
@@ -154,10 +154,10 @@ def by_position(evaluation: Evaluation) -> Section:
     named, longest = list(evaluation.named.items()), evaluation.positions
     charts = [curves(title, key, formula, named, longest) for key, title, formula in KINDS]
     legend = [(style, name) for style, (name, _) in enumerate(named)]
-    tables = []
-    for key, title, formula in KINDS:
-        rows = [[words(name), *at_positions(path, key, m, longest)] for name, path, m in evaluation.rows]
-        tables.append(Table(f"{title}: {formula}", positions("benchmark", longest), rows, folded=True))
+    tables = [
+        by_k(f"{title}: {formula}", "benchmark", key, [(*row, "") for row in evaluation.rows], longest)
+        for key, title, formula in KINDS
+    ]
     drawn = Drawings(charts, legend, file=POSITIONS_PLOT)
     return Section("positions", "Acceptance by position", [drawn, Note(POSITION_WORDS), *tables])
 
@@ -171,19 +171,13 @@ def curves(title: str, key: str, formula: str, lines: NamedMetrics, longest: int
     return Lines(title, drawn, places, shares(formula))
 
 
-def positions(first: str, longest: int) -> list[str]:
-    """Headings of a table by position."""
-    return [first, *(f"k = {k}" for k in range(1, longest + 1))]
-
-
-def at_positions(
-    path: str, key: str, metrics: dict[str, Any], longest: int, evaluation: str = ""
-) -> list[Cell]:
-    """A cell for each position; a dash where the block is shorter."""
-    found = [
-        told(f"{path}/{key}/{k}", figure, evaluation=evaluation) for k, figure in enumerate(metrics[key])
-    ]
-    return found + [words(None)] * (longest - len(found))
+def by_k(caption: str, first: str, key: str, lines: PathedMetrics, longest: int) -> Table:
+    """A row of metric ``key`` for each of ``lines``, a column a position; a dash where the block is shorter."""
+    rows = []
+    for name, path, metrics, evaluation in lines:
+        at = [told(f"{path}/{key}/{k}", f, evaluation=evaluation) for k, f in enumerate(metrics[key])]
+        rows.append([words(name), *at, *[words(None)] * (longest - len(at))])
+    return Table(caption, (first, *(f"k = {k + 1}" for k in range(longest))), rows, folded=True)
 
 
 # --- cost and context -------------------------------------------------------------------------------------

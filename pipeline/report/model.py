@@ -210,17 +210,19 @@ def titles(metrics: Sequence[Metric]) -> list[str]:
 
 
 def cells(path: str, found: dict[str, Any], metrics: Sequence[Metric], evaluation: str = "") -> list[Cell]:
-    """A cell for each of ``metrics``; ``path`` is where the JSON has ``found``. A list of figures is one cell."""
-    return [_cell(path, found[metric.key], metric, evaluation) for metric in metrics]
+    """A cell for each of ``metrics`` of ``found``, which the JSON has at ``path``: a figure, a number, or a list of
+    figures, which is one cell.
+    """
+    return [_cell(f"{path}/{metric.key}", found.get(metric.key), metric, evaluation) for metric in metrics]
 
 
-def _cell(path: str, found: Any, metric: Metric, evaluation: str) -> Cell:
+def _cell(key: str, found: Any, metric: Metric, evaluation: str) -> Cell:
     if isinstance(found, list):
         return Cell(" ".join(number(figure, metric.form).lstrip("0") for figure in found) or DASH)
-    brief = number(found, metric.brief or metric.form)
-    if metric.interval:
-        brief = with_interval(found, metric.brief or metric.form)
-    return told(f"{path}/{metric.key}", found, metric.form, evaluation, brief)
+    if not isinstance(found, dict):
+        return plain(key, found, metric.form, evaluation)
+    write = with_interval if metric.interval else number
+    return told(key, found, metric.form, evaluation, write(found, metric.brief or metric.form))
 
 
 def words(text: object) -> Cell:

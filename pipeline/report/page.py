@@ -17,16 +17,16 @@ from pipeline.report import confidence, figures, provenance, served, side_by_sid
 from pipeline.report import study as serving
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.model import PAGE as WRITER
-from pipeline.report.model import Cell, Page, Section, told
+from pipeline.report.model import Cell, Metric, Page, Section, cells, titles
 from pipeline.report.plot import MARKERS, STYLE, svg
 
 PAGE = "report.html"
 SIGNS = {"o": "●", "s": "■", "D": "◆", "^": "▲"}  # of matplotlib's markers
 HEADLINES = (
-    ("accepted length", "accepted_length", "{:.2f}"),
-    ("speedup", "speedup", "{:.2f}×"),
-    ("tokens/s", "tokens_per_second", "{:.1f}"),
-    ("acceptance", "acceptance_rate", "{:.1%}"),
+    Metric("accepted length", "accepted_length"),
+    Metric("speedup", "speedup", "{:.2f}×"),
+    Metric("tokens/s", "tokens_per_second", "{:.1f}"),
+    Metric("acceptance", "acceptance_rate", "{:.1%}"),
 )
 
 
@@ -112,7 +112,7 @@ def served_page(one: Evaluation) -> Page:
 
 
 def _headlines(_: str, path: str, metrics: dict[str, Any], evaluation: str = "") -> list[tuple[str, Cell]]:
-    return [(label, told(f"{path}/{key}", metrics[key], form, evaluation)) for label, key, form in HEADLINES]
+    return list(zip(titles(HEADLINES), cells(path, metrics, HEADLINES, evaluation), strict=True))
 
 
 def comparison_page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:

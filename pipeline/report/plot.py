@@ -163,15 +163,8 @@ def _line(axes: Any, one: Series) -> None:
     ranged = [(p.x, p.low, p.high) for p in one.points if p.low is not None]
     if len(ranged) > 1:
         xs, low, high = zip(*ranged, strict=True)
-        outline = axes.fill(
-            [*xs, *reversed(xs)],
-            [*high, *reversed(low)],
-            color=colour,
-            alpha=0.13,
-            linewidth=0,
-            clip_on=False,
-        )
-        assert len(outline) == 1
+        outline = [*xs, *reversed(xs)], [*high, *reversed(low)]
+        axes.fill(*outline, color=colour, alpha=0.13, linewidth=0, clip_on=False)
 
 
 def _whiskers(axes: Any, drawing: Whiskers) -> Texts:

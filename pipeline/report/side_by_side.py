@@ -15,24 +15,22 @@ from pipeline.report.figures import (
     LENGTH_PLOT,
     NARROW,
     POSITIONS_PLOT,
-    at_positions,
+    by_k,
     curves,
     overview,
+    row,
 )
-from pipeline.report.figures import positions as at_each
 from pipeline.report.model import (
     EVERYWHERE,
     MACRO,
     PAGE,
     Block,
-    Cell,
     Drawing,
     Drawings,
     Note,
     Section,
     Table,
     cells,
-    plain,
     titles,
     words,
 )  # fmt: skip
@@ -90,25 +88,16 @@ def _rows(evaluations: Sequence[Evaluation]) -> Rows:
 
 
 def _table(evaluations: Sequence[Evaluation], found: Rows, caption: str) -> Table:
-    rows: list[list[Cell]] = []
-    strong: set[int] = set()
-    for title, key, metrics in found:
-        for one, m in zip(evaluations, metrics, strict=True):
-            if key == "macro":
-                strong.add(len(rows))
-            rows.append(
-                [words(title), words(one.label), _prompts(one, key), *cells(key, m, FIGURES, one.label)]
-            )
+    rows = [
+        [words(title), words(one.label), *row(one, key, m, one.label)]
+        for title, key, metrics in found
+        for one, m in zip(evaluations, metrics, strict=True)
+    ]
+    sums = len(evaluations) * (found[-1][1] == "macro")
+    strong = frozenset(range(len(rows) - sums, len(rows)))
     heads = ("benchmark", "evaluation", "prompts", *titles(FIGURES))
     parts = [("benchmark", "evaluation", *part) for part in NARROW]
-    return Table(caption, heads, rows, frozenset(strong), names=2, where=EVERYWHERE, parts=parts)
-
-
-def _prompts(one: Evaluation, key: str) -> Cell:
-    counts = {name: found["counts"]["prompts"] for name, found in one.summary["benchmarks"].items()}
-    if key == "macro":
-        return words(f"{sum(counts.values()):,}")
-    return plain(f"benchmarks/{key}/counts/prompts", counts[key], evaluation=one.label)
+    return Table(caption, heads, rows, strong, names=2, where=EVERYWHERE, parts=parts)
 
 
 def positions(evaluations: Sequence[Evaluation]) -> Section:
@@ -119,11 +108,10 @@ def positions(evaluations: Sequence[Evaluation]) -> Section:
     found = _rows(evaluations)
     for title, path, metrics in sorted(found, key=lambda row: row[1] != "macro"):
         lines = [(one.label, m) for one, m in zip(evaluations, metrics, strict=True)]
+        rows = [(label, path, m, label) for label, m in lines]
         for key, kind, formula in KINDS:
-            name = f"{kind}, {title}"
-            rows = [[words(label), *at_positions(path, key, m, longest, label)] for label, m in lines]
-            charts.append(curves(name, key, formula, lines, longest))
-            tables.append(Table(name, at_each("evaluation", longest), rows, folded=True))
+            charts.append(curves(f"{kind}, {title}", key, formula, lines, longest))
+            tables.append(by_k(f"{kind}, {title}", "evaluation", key, rows, longest))
     drawn = Drawings(charts, _legend(evaluations), "pairs", POSITIONS_PLOT)
     return Section("positions", "Acceptance by position", [drawn, *tables])
 
