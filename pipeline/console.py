@@ -21,11 +21,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
-QUIET_SECONDS = 10.0  # without a terminal (a log file, CI): one line this often
-ENOUGH = 0.03  # share of the whole that is done before a time is told
+QUIET_SECONDS = 10.0  # between two lines of progress where there is no terminal (a log file, CI)
+ENOUGH = 0.03  # share of the work that must be done before the time left is shown
 LOG_COLUMNS = 140
 
-# Without a terminal (a log file, CI) rich takes 80 columns, which would fold tables and cut paths.
+# Without a terminal rich assumes 80 columns, which would fold tables and cut paths.
 console = Console(
     highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else LOG_COLUMNS
 )
@@ -50,7 +50,7 @@ class Bar:
             console.print(f"{self.title}: {self.done:.0f}/{self.total:.0f}{self._left()}  {note}".rstrip())
 
     def _left(self) -> str:
-        """An estimate, once enough is done: the first of a batch that ends tells of hours where minutes are left."""
+        """The estimated time left, once enough is done: the first answer of a batch alone would suggest hours."""
         if self.done < ENOUGH * self.total:
             return ""
         left = (self.printed - self.started) / self.done * (self.total - self.done)
@@ -76,9 +76,9 @@ def progress(title: str, total: float, enabled: bool = True) -> Iterator[Bar]:
 
 @contextmanager
 def brief() -> Iterator[None]:
-    """Within it no tables, panels and indented lines are printed: of one of many runs, whose sums come later.
+    """Within the block, tables, panels and indented lines are not printed: for one of many runs, summed up later.
 
-    What a run says by the line, and its progress, is still shown.
+    Other lines and the progress of the run are still shown.
     """
     global _brief
     before, _brief = _brief, True
@@ -92,7 +92,7 @@ _brief = False
 
 
 def say(text: str) -> None:
-    """Print one line (rich markup is allowed). One that is indented belongs to the table above it."""
+    """Print one line (rich markup is allowed). An indented line belongs to the table above it."""
     if not (_brief and text.startswith(" ")):
         console.print(text)
 
@@ -114,7 +114,7 @@ def panel(title: str, lines: Sequence[str]) -> None:
     """Print a framed block of lines: what was made, and the next command to type."""
     if _brief:
         return
-    # Fold what is too long for the screen instead of cutting it: a path is shown whole.
+    # A line that is too long is folded, not cut, so that a path is shown whole.
     console.print(
         Panel(escape("\n".join(lines)), title=title, title_align="left", expand=False),
         soft_wrap=False,

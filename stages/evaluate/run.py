@@ -1,8 +1,8 @@
 """``stage=evaluate``: speculative decoding on benchmarks -> a versioned evaluation.
 
-A unit of work is one chunk of prompts of one benchmark, written as one Parquet file; ranks share the units,
-and an evaluation that was killed goes on with those that are missing. Held-out prompts for the calibration come
-before, and answers that a threshold of the sweep changes after; they are units of work like the others.
+A unit of work is one chunk of the prompts of one benchmark, written as one Parquet file. The ranks share the units, and
+the rerun of a killed evaluation makes only the missing ones. The held-out prompts of the calibration are answered before
+the benchmarks, and the answers that a threshold of the sweep changes after them; they are units of work too.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ BYTES_A_ROUND = 40  # of a compressed round table, measured
 def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifact | None:
     """Evaluate ``draft`` (an artifact, or a folder in the native layout) on the configured benchmarks.
 
-    Returns the evaluation, which may be one that was made before; None with ``plan``. Raises ``ConfigError``
-    for a draft that does not fit the target, and for benchmarks and settings that cannot be.
+    Returns the evaluation, new or reused; None with ``plan``. Raises ``ConfigError`` for a draft that does not fit the
+    target, and for benchmarks and settings that are not allowed.
     """
     if isinstance(draft, Artifact):
         draft.verify()
@@ -77,7 +77,7 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
         if config.plan:
             _show_plan(config, job, prompts, store.root)
             return None
-        # Another rank may have done it all while this one read its prompts.
+        # Another rank may have finished the evaluation while this one read its prompts.
         if (found := store.find(KIND, job.fingerprint)) is None:
             return _evaluate(config, store, draft, job, prompts)
     if is_main():
@@ -89,7 +89,7 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
 
 
 def _speaker(config: Config, job: EvaluationJob) -> Speaker:
-    """Target and draft, loaded after the cheap check that they fit."""
+    """Target and draft. That they fit is checked first, because it is cheap."""
     tensors = load_tensors(config.target)
     check_fit(job.draft, tensors)
     if config.evaluate.threshold > 0 and not read_config(job.draft).enable_confidence_head:
@@ -115,7 +115,7 @@ def _speaker(config: Config, job: EvaluationJob) -> Speaker:
 
 
 def _compare_head(draft: Model, tensors: TargetTensors) -> None:
-    """Say so where the draft's embedding or head is not the target's (pitfall 25): engines use the target's."""
+    """Warn if the draft's embedding or head differs from the target's (pitfall 25): engines use the target's."""
     own = dict(draft.named_parameters())
     head = head_rows(draft, tensors.head)
     for name, theirs in (("embed_tokens.weight", tensors.embedding), ("lm_head.weight", head)):
@@ -158,13 +158,13 @@ def _evaluate(
 
 
 def _more_rounds(config: Config, job: EvaluationJob) -> list[str]:
-    """Folders of rounds beside those of the benchmarks."""
+    """The folders of rounds other than those of the benchmarks."""
     return [HELDOUT_ROUNDS] * (job.calibration is not None) + sweeping.folders() * config.evaluate.sweep
 
 
 @contextmanager
 def _unless_committed(work: Work) -> Iterator[None]:
-    """Breaks off quietly where another rank has renamed the working folder to the finished evaluation."""
+    """Leave the block without an error if another rank has committed the evaluation: the working folder is gone."""
     try:
         yield
     except (FileNotFoundError, EvaluationError):
@@ -175,7 +175,7 @@ def _unless_committed(work: Work) -> Iterator[None]:
 def _decode(
     config: Config, work: Work, job: EvaluationJob, speaker: Speaker, prompts: dict[str, list[Prompt]]
 ) -> None:
-    """Every round of the evaluation, and the calibration that it needs, in the working folder."""
+    """Write every round of the evaluation, and the calibration that it needs, into the working folder."""
 
     def answer(part: str, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> None:
         _answer(config, work, part, speaker, prompts)
@@ -194,7 +194,7 @@ def _sections(config: Config, work: Work, job: EvaluationJob, speaker: Speaker) 
     rounds = read_rounds(work.path)
     sections: dict[str, Any] = {}
     if speaker.draft.config.enable_confidence_head:
-        observe(rounds, speaker.draft.max_drafts)  # no evaluation holds confidences that are none
+        observe(rounds, speaker.draft.max_drafts)  # raises if a confidence is missing or no probability
     if job.calibration is not None:
         made = read_calibration(work.path, job.calibration.draft, speaker.draft.max_drafts)
         speaker = calibrate.calibrated(speaker, made)
@@ -209,15 +209,15 @@ def _sections(config: Config, work: Work, job: EvaluationJob, speaker: Speaker) 
 def _answer(
     config: Config, work: Work, part: str, speaker: Speaker, prompts: dict[str, list[Prompt]]
 ) -> None:
-    """Answer the chunks of ``prompts`` that fall to this process into the folder ``part``, until all are there."""
+    """Answer this process's share of ``prompts`` into the folder ``part``; return when every chunk is there."""
     size = config.evaluate.chunk_prompts
-    if speaker.batch > 1:  # more than one wave of a batch: the last one of a chunk empties slowly
+    if speaker.batch > 1:  # two batches or more a chunk: at the end of a chunk the batch is not full
         size = max(size, 2 * speaker.batch)
     units = chunks(prompts, size)
     rounds = work.path / part
 
     def is_done(unit: str) -> bool:
-        """Without the folder all is done: another rank has committed it under its final name."""
+        """If the folder is gone, another rank has committed the evaluation, so every unit counts as done."""
         return (rounds / f"{unit}.parquet").is_file() or not rounds.is_dir()
 
     share = WorkShare(work.path, list(units), is_done)
@@ -227,7 +227,7 @@ def _answer(
     title = f"evaluate {work.name}" if part == ROUNDS else f"evaluate {work.name} ({part})"
     if is_main() and len(left) < len(units):
         console.say(f"{title}: {len(units) - len(left)} of {len(units)} chunks are there already")
-    if part == ROUNDS:  # only these are timed
+    if part == ROUNDS:  # only the benchmarks are timed
         speaker.warm_up(units[left[0]][0])
         if speaker.batch > 1:
             dialogues.warm_up(speaker, units[left[0]])
@@ -267,7 +267,7 @@ def _facts(
 
 
 def _show_plan(config: Config, job: EvaluationJob, prompts: dict[str, list[Prompt]], root: Path) -> None:
-    """Prompts, tokens, bytes and time; the time from a few tokens decoded now."""
+    """Print prompts, tokens, bytes and time; the time is estimated from a few tokens that are decoded now."""
     speaker = _speaker(config, job)
     every = [prompt for listed in prompts.values() for prompt in listed]
     seconds = speaker.warm_up(every[0])
@@ -287,7 +287,9 @@ def _show_plan(config: Config, job: EvaluationJob, prompts: dict[str, list[Promp
     ways = 2 if config.evaluate.baseline else 1
     free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
     if config.evaluate.sweep:
-        console.say("evaluate.sweep decodes again what a threshold changes: up to nine times the benchmarks.")
+        console.say(
+            "evaluate.sweep decodes the answers that a threshold changes again: up to nine times the benchmarks."
+        )
     console.say(
         f"At {1000 * seconds:.0f} ms a token {console.duration(total * ways * seconds)} at most on one rank, "
         f"{console.size(total * ways * BYTES_A_ROUND)} at most, {console.size(free)} free. Nothing was done."

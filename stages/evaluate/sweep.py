@@ -1,11 +1,12 @@
-"""Threshold sweep (arXiv 2607.05147, Fig. 5): what is drafted and accepted when chains end at the first unsure draft.
+"""Threshold sweep (arXiv 2607.05147, Fig. 5): drafted and accepted tokens when each chain ends at the first draft whose
+confidence is below a threshold.
 
-Much of it can be computed from one recorded run. A threshold cuts a round's chain before the first draft whose
-confidence is below it. At temperature 0 the round still emits the same tokens when none of its accepted drafts is cut:
-only drafts go that were rejected anyway. At temperature > 0 a shorter chain draws fewer random numbers, so everything
-after it changes, and only an answer of which nothing is cut stays. Dialogues that change are decoded anew: a later turn
-follows what an earlier one said. (A target in bfloat16 may round differently over a shorter chain and part at a
-near-tie; in float32 the computed and the decoded rounds are the same.)
+Most of it is computed from one recorded run. At temperature 0 a round emits the same tokens as long as the threshold
+cuts none of its accepted drafts, because the other drafts were rejected anyway. At temperature > 0 a shorter chain draws
+fewer random numbers, so everything after it changes, and an answer stays the same only if nothing of it is cut. A
+dialogue that changes is decoded anew as a whole, because its later turns follow the earlier answers. (A target in
+bfloat16 may round differently over a shorter chain and choose another token at a near-tie; in float32 the computed and
+the decoded rounds are the same.)
 
 Shapes: N rounds, G drafts a block; thresholds [G] are on raw confidences, as decoding compares them.
 """
@@ -27,14 +28,14 @@ THRESHOLDS = tuple(k / 10 for k in range(10))
 
 
 def cut(observed: Observed, least: Sequence[float]) -> Array:
-    """Length int64 [N] of each chain when it ends before the first draft k with a confidence below ``least[k]``."""
-    # As decoding compares: in fp32. Never where nothing was drafted (NaN).
+    """Lengths int64 [N] of the chains, each ended before the first draft k whose confidence is below ``least[k]``."""
+    # Decoding compares in fp32 too. NaN (nothing was drafted) is below nothing.
     below = observed.confidences < np.asarray(least, dtype=np.float32)
     return np.where(below.any(1), below.argmax(1), observed.drafted)
 
 
 def changed(observed: Observed, least: Sequence[float], greedy: bool) -> set[str]:
-    """Dialogues whose rounds at ``least`` [G] do not follow from the record (the module's docstring says why)."""
+    """Dialogues whose rounds at ``least`` [G] cannot be computed from the record (see the module's docstring)."""
     needed = observed.accepted if greedy else observed.drafted
     return set(observed.dialogues[cut(observed, least) < needed].tolist())
 
@@ -46,9 +47,9 @@ def sweep_row(
     anew: pa.Table | None,
     changes: Collection[str],
 ) -> dict[str, Any]:
-    """Figures at one threshold: the record's rounds, cut, except those of ``changes``, whose rounds ``anew`` holds.
+    """Figures at one threshold: from the record's rounds, shortened, and for the dialogues ``changes`` from ``anew``.
 
-    ``accepted`` and ``rejected`` are drafts a round, ``exact`` and ``anew`` answers; rates without any are None.
+    ``accepted`` and ``rejected`` are drafts a round; ``exact`` and ``anew`` count answers. A rate of nothing is None.
     """
     old = observe(record, len(least))
     old = old.where(~np.isin(old.dialogues, list(changes)))
@@ -74,7 +75,7 @@ def sweep_row(
 
 
 def _answers(rounds: pa.Table) -> Counter[str]:
-    """Answers made with the draft, by dialogue."""
+    """Number of answers made with the draft, by dialogue."""
     columns = (rounds[name].to_pylist() for name in ("benchmark", "prompt", "mode", "round"))
     return Counter(
         f"{b}/{p}" for b, p, mode, number in zip(*columns, strict=True) if mode == DRAFT and not number

@@ -1,4 +1,4 @@
-"""The threshold sweep of an evaluation: the dialogues that have to be decoded anew, and the rows of its table."""
+"""The threshold sweep of an evaluation: which dialogues are decoded again, and the rows of its table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folders() -> list[str]:
 
 
 def decode_changed(folder: Path, speaker: Speaker, prompts: dict[str, list[Prompt]], answer: Answer) -> None:
-    """Let ``answer`` decode what a threshold changes of the rounds in ``folder``, which ``speaker`` has made."""
+    """Let ``answer`` decode again the dialogues in ``folder`` (made by ``speaker``) that a threshold changes."""
     record = observe(read_rounds(folder), speaker.draft.max_drafts)
     for threshold in THRESHOLDS:
         other = replace(speaker, threshold=threshold, baseline=False)
@@ -44,8 +44,8 @@ def section(folder: Path, speaker: Speaker) -> list[dict[str, Any]]:
 
 
 def _changed(record: Observed, speaker: Speaker, other: Speaker) -> set[str]:
-    """Dialogues in which the threshold of ``other`` changes what ``speaker`` has recorded."""
-    if other.threshold < speaker.threshold:  # nobody knows what was cut from the record's chains
+    """Dialogues in which the threshold of ``other`` changes what ``speaker`` recorded."""
+    if other.threshold < speaker.threshold:  # the record lacks what its own threshold cut
         return set(record.dialogues.tolist())
     return changed(record, other.thresholds, speaker.sampler.greedy)
 

@@ -1,4 +1,4 @@
-"""``stage=report evaluations=a,b``: evaluations (one or more) and the study of their draft -> a versioned page."""
+"""``stage=report evaluations=a,b``: one page of one or more evaluations and of the study of their draft."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LONGEST = 100  # characters of an artifact's name
 
 
 def run_report(config: Config, store: Store) -> Artifact | None:
-    """Put ``config.evaluations`` into one page, which may be there already; None with ``plan``.
+    """Put ``config.evaluations`` into one page and return it, new or reused; None with ``plan``.
 
-    Raises ``ConfigError`` for no evaluation and for one that is named twice, ``ArtifactError`` for names that there are
-    not, and ``ReportError`` for evaluations that share no benchmark.
+    Raises ``ConfigError`` if no evaluation is named, or one twice, ``ArtifactError`` for an unknown name, and
+    ``ReportError`` for evaluations that share no benchmark.
     """
     evaluations = resolve(config.evaluations, store)
     study = find_study(evaluations, store)
@@ -49,8 +49,8 @@ def run_report(config: Config, store: Store) -> Artifact | None:
 
 
 def resolve(references: Sequence[str], store: Store) -> dict[str, Artifact]:
-    """Label -> evaluation, in the order asked for. The label is ``name:version``, which two stores may share: then with
-    the first characters of the fingerprint.
+    """Label -> evaluation, in the order asked for. A label is ``name:version``; where evaluations of two stores share
+    it, the first characters of the fingerprint are added.
     """
     if not references:
         raise ConfigError(
@@ -60,7 +60,7 @@ def resolve(references: Sequence[str], store: Store) -> dict[str, Artifact]:
     for place, one in enumerate(found):
         if one.manifest.fingerprint in (other.manifest.fingerprint for other in found[:place]):
             raise ConfigError(
-                f"evaluations={list(references)}: expected each one once, {one.reference} comes twice"
+                f"evaluations={list(references)}: expected each evaluation once, but {one.reference} is named twice"
             )
     shared = Counter(one.reference for one in found)
     return {_label(one, shared[one.reference] > 1): one for one in found}
@@ -80,7 +80,7 @@ def find_study(evaluations: dict[str, Artifact], store: Store) -> Artifact | Non
 def _commit(
     store: Store, told: Sequence[Evaluation], study: Artifact | None, parents: dict[str, str], inputs: str
 ) -> Artifact:
-    """Make the page of the fingerprint ``inputs`` and commit it, by one of the ranks."""
+    """Make the page and commit it under the fingerprint ``inputs``; one of the ranks does it."""
     recorded = {"evaluations": [one.label for one in told]}
     work = begin_once(store, KIND, artifact_name(told), SCHEMA_VERSION, inputs, parents, recorded)
     if isinstance(work, Artifact):

@@ -180,10 +180,9 @@ def test_no_common_benchmark_is_an_error():
         evaluation(tiny_summary.summary(), "a"),
         evaluation(tiny_summary.summary(levels={"beta": 1.0}), "b"),
     ]
-    with pytest.raises(
-        ReportError, match="at least one benchmark that all of them share; a has zeta, alpha; b has beta"
-    ):
+    with pytest.raises(ReportError) as error:
         render(pair)
+    assert "zeta, alpha" in str(error.value) and "beta" in str(error.value)
 
 
 def test_the_page_forbids_what_it_does_not_need(tmp_path):

