@@ -1,7 +1,7 @@
 """``stage=evaluate``: speculative decoding on benchmarks -> a versioned evaluation.
 
 A unit of work is one chunk of the prompts of one benchmark, written as one Parquet file. The ranks share the units, and
-the rerun of a killed evaluation makes only the missing ones. The held-out prompts of the calibration are answered before
+the rerun of a killed evaluation makes only the missing ones. The calibration's held-out prompts are answered before
 the benchmarks, and the answers that a threshold of the sweep changes after them; they are units of work too.
 """
 
@@ -287,9 +287,7 @@ def _show_plan(config: Config, job: EvaluationJob, prompts: dict[str, list[Promp
     ways = 2 if config.evaluate.baseline else 1
     free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
     if config.evaluate.sweep:
-        console.say(
-            "evaluate.sweep decodes the answers that a threshold changes again: up to nine times the benchmarks."
-        )
+        console.say("evaluate.sweep decodes again what a threshold changes: up to nine times the benchmarks.")
     console.say(
         f"At {1000 * seconds:.0f} ms a token {console.duration(total * ways * seconds)} at most on one rank, "
         f"{console.size(total * ways * BYTES_A_ROUND)} at most, {console.size(free)} free. Nothing was done."

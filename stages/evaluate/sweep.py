@@ -2,8 +2,8 @@
 confidence is below a threshold.
 
 Most of it is computed from one recorded run. At temperature 0 a round emits the same tokens as long as the threshold
-cuts none of its accepted drafts, because the other drafts were rejected anyway. At temperature > 0 a shorter chain draws
-fewer random numbers, so everything after it changes, and an answer stays the same only if nothing of it is cut. A
+cuts none of its accepted drafts, because the other drafts were rejected anyway. At temperature > 0 a shorter chain
+draws fewer random numbers, so everything after it changes, and an answer stays the same only if nothing of it is cut. A
 dialogue that changes is decoded anew as a whole, because its later turns follow the earlier answers. (A target in
 bfloat16 may round differently over a shorter chain and choose another token at a near-tie; in float32 the computed and
 the decoded rounds are the same.)
