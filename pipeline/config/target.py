@@ -18,6 +18,9 @@ class TargetConfig:
     name: str = MISSING  # short name, part of artifact names
     path: str = MISSING  # Hub id or local folder
     revision: str | None = None
+    adapter: str | None = (
+        None  # folder of a LoRA (peft) that is merged into the weights once, into the user's cache
+    )
     dtype: Annotated[str, one_of("float32", "bfloat16")] = "bfloat16"  # what the target computes in
     # decoder layers whose output is tapped (-1: embedding); None: spread evenly
     taps: Annotated[list[Annotated[int, at_least(-1)]], NOT_EMPTY, EACH_ONCE] | None = None

@@ -24,6 +24,9 @@ TEXT_FILES = (
     "chat_template.json", "model.safetensors.index.json",
 )  # fmt: skip
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors.index.json")  # not the tokenizer's
+TOKENIZER_FILES = tuple(name for name in TEXT_FILES if name not in MODEL_FILES)
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ONE_BYTE = ("F8", "F4", "I8", "U8")  # how safetensors calls types that need a scale
 SAMPLE_BYTES = 4096  # read at the start, the middle and the end of every tensor for the identity
 
 
@@ -34,7 +37,7 @@ def identity(folder: Path) -> str:
     a second, and a fine-tune that overwrites the old files changes them.
     """
     digest = _text_digest(folder, TEXT_FILES)
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(set(weight_files(folder).values())):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         _digest_weights(path, digest.update)
     return digest.hexdigest()
@@ -42,14 +45,54 @@ def identity(folder: Path) -> str:
 
 def tokenizer_identity(folder: Path) -> str:
     """SHA-256 (hex) over the files of the tokenizer and the chat template."""
-    return _text_digest(folder, [name for name in TEXT_FILES if name not in MODEL_FILES]).hexdigest()
+    return _text_digest(folder, TOKENIZER_FILES).hexdigest()
 
 
 def parameter_count(folder: Path) -> int:
-    """How many numbers the safetensors files of ``folder`` hold, by their headers."""
-    return sum(
-        math.prod(entry["shape"]) for path in folder.glob("*.safetensors") for entry in _header(path).values()
-    )
+    """How many numbers the safetensors files of the model in ``folder`` hold, by their headers."""
+    files = set(weight_files(folder).values())
+    return sum(math.prod(entry["shape"]) for path in files for entry in _header(path).values())
+
+
+def weight_files(folder: Path) -> dict[str, Path]:
+    """Tensor name -> the safetensors file that the model is loaded from, as transformers chooses it.
+
+    Without an index that is ``model.safetensors``. Other files, such as a shard of an older save, are ignored. Raises
+    ``ConfigError`` naming a file or tensor that the index lists and that is not there.
+    """
+    index, single = folder / INDEX, folder / SINGLE
+    if single.is_file() or not index.is_file():
+        if not single.is_file():
+            raise ConfigError(f"{folder}: expected {SINGLE} or {INDEX}, found neither")
+        return dict.fromkeys(_header(single), single)
+    listed = {name: folder / file for name, file in read_json(index)["weight_map"].items()}
+    held = {path: _header(path) if path.is_file() else None for path in sorted(set(listed.values()))}
+    for name, path in listed.items():
+        names = held[path]
+        if names is None or name not in names:
+            what = "which does not hold it" if names is not None else "which is not there"
+            raise ConfigError(
+                f"{index}: tensor {name} is listed in {path.name}, {what}: fetch that file anew"
+            )
+    return listed
+
+
+def check_weights(folder: Path, config: Any) -> None:
+    """Check what ``folder`` stores, by the headers of its files, against its whole ``config``.
+
+    Raises ``ConfigError`` naming a tensor that the index lists and no file holds, or a weight of one byte a number
+    whose quantisation config.json does not tell: it would be read without its scale.
+    """
+    files = set(weight_files(folder).values())
+    if hasattr(config, "quantization_config"):
+        return
+    for path in sorted(files):
+        for name, entry in _header(path).items():
+            if name.endswith("weight") and entry["dtype"].startswith(ONE_BYTE):
+                raise ConfigError(
+                    f"{path}: tensor {name} is stored as {entry['dtype']}, but config.json has no quantization_config "
+                    "that tells its scale: give the folder of the unquantised model, or one with a whole config.json"
+                )
 
 
 def _text_digest(folder: Path, names: Sequence[str]) -> Any:
@@ -82,9 +125,19 @@ def _digest_weights(path: Path, update: Callable[[bytes], None]) -> None:
 
 def read_config(folder: Path, cfg: TargetConfig) -> Any:
     """The text config of the target in ``folder``."""
+    return text_config(read_whole_config(folder, cfg))
+
+
+def read_whole_config(folder: Path, cfg: TargetConfig) -> Any:
+    """The config of the target in ``folder``, with those of its other modalities; ``ConfigError`` for no known one."""
     from transformers import AutoConfig
 
-    return text_config(AutoConfig.from_pretrained(folder, trust_remote_code=cfg.trust_remote_code))
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=cfg.trust_remote_code)
+    except (ValueError, KeyError, OSError) as error:
+        raise ConfigError(
+            f"target.path={folder}: transformers cannot read its config.json: {error}"
+        ) from error
 
 
 def load_tokenizer(folder: Path, cfg: TargetConfig) -> Any:

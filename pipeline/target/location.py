@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
-import os
 import re
-import shutil
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data_specs.manifest import read_json, write_json
+from data_specs.manifest import read_json
 from pipeline.config import ConfigError, TargetConfig
-from pipeline.console import say
-from pipeline.store.work import WorkShare, publish_folder
+from pipeline.target.adapter import ADAPTER, merged
+from pipeline.target.conversion import made_once
 from pipeline.target.files import eos_ids, quiet_transformers
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SOURCE = "source.json"  # says what a converted folder was made from; it is written last
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC)
 
 
 def locate(cfg: TargetConfig) -> Path:
@@ -32,6 +24,19 @@ def locate(cfg: TargetConfig) -> Path:
 
     A GGUF file is converted at the first call. Raises ``ConfigError`` with the key if there is no such target.
     """
+    folder = _located(cfg)
+    if cfg.adapter:
+        return merged(cfg, folder)
+    if (folder / ADAPTER).is_file():
+        raise ConfigError(
+            f"target.path={folder}: it holds an adapter ({ADAPTER}) that is not part of the weights: "
+            f"target.adapter={folder} merges it into them; without it, remove that file from the folder"
+        )
+    return folder
+
+
+def _located(cfg: TargetConfig) -> Path:
+    """The folder of the target without its adapter."""
     path = "" if cfg.path in (None, "???") else cfg.path
     if cfg.package:
         if path:
@@ -47,6 +52,12 @@ def locate(cfg: TargetConfig) -> Path:
 
 
 def _checked(folder: Path) -> Path:
+    if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
+        base = read_json(folder / ADAPTER).get("base_model_name_or_path")
+        raise ConfigError(
+            f"target.path={folder}: it holds an adapter and no model: give target.path={base} and "
+            f"target.adapter={folder}"
+        )
     for pattern in ("config.json", "*.safetensors"):
         if not any(folder.glob(pattern)):
             raise ConfigError(f"target.path={folder}: expected a model folder, but it holds no {pattern}")
@@ -74,59 +85,12 @@ def snapshot_commit(folder: Path) -> str | None:
     return folder.name if snapshot else None
 
 
-def cache_home() -> Path:
-    """The folder of draftline's files in the user's cache (``XDG_CACHE_HOME``, else ``~/.cache``)."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftline"
-    except RuntimeError as error:  # the user has no home folder
-        raise ConfigError(
-            f"the user has no home folder ({error}): set XDG_CACHE_HOME to a writable folder"
-        ) from error
-
-
 def _converted(cfg: TargetConfig) -> Path:
     """The converted folder of a packaged GGUF file. One process makes it while the others wait."""
     source = _packaged_file(cfg)
-    folder = cache_home() / "targets" / cfg.name
     origin = {"package": cfg.package, "gguf": cfg.gguf, "bytes": source.stat().st_size}
-    with _writable_cache(folder.parent):
-        _convert_once(cfg, source, folder, origin)
-    if read_json(folder / SOURCE) != origin:
-        raise ConfigError(
-            f"target.name={cfg.name}: {folder} was converted from another file, not from {source}; remove that folder"
-        )
-    return folder
-
-
-def _convert_once(cfg: TargetConfig, source: Path, folder: Path, origin: dict[str, Any]) -> None:
-    """Convert ``source`` into ``folder``, unless a whole conversion is there; an incomplete one is replaced."""
-    if (folder / SOURCE).is_file():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for _ in WorkShare(folder.parent, [cfg.name], lambda _: (folder / SOURCE).is_file()):
-        partial = folder.with_name(f".{cfg.name}.{socket.gethostname()}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        say(f"target {cfg.name}: converting {source.name} of package {cfg.package} (once) ...")
-        _convert_gguf(source, partial)
-        write_json(partial / SOURCE, origin)
-        if not (folder / SOURCE).is_file():  # without this file the conversion is incomplete
-            shutil.rmtree(folder, ignore_errors=True)
-        publish_folder(partial, folder)
-        say(f"target {cfg.name}: written to {folder}")
-
-
-@contextmanager
-def _writable_cache(folder: Path) -> Iterator[None]:
-    """Raise a ``ConfigError`` with the remedy if the system cannot write below the user's cache."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
-        raise ConfigError(
-            f"target.package: cannot write the converted target below {folder}: {error.strerror}; "
-            "set XDG_CACHE_HOME to a writable folder"
-        ) from error
+    what = f"converting {source.name} of package {cfg.package}"
+    return made_once(cfg.name, origin, what, lambda partial: _convert_gguf(source, partial))
 
 
 def _packaged_file(cfg: TargetConfig) -> Path:

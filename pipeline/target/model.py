@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config import ConfigError, TargetConfig
+from pipeline.target.architecture import auto_class, check_usable, model_errors
 from pipeline.target.files import (
+    check_weights,
     checked_taps,
     device_of,
     dtype_of,
@@ -24,6 +26,7 @@ from pipeline.target.files import (
     identity,
     quiet_transformers,
     read_config,
+    read_whole_config,
     resolve_taps,
     text_config,
 )
@@ -51,20 +54,15 @@ class Target:
         self.group = group
         self.config = text_config(self.model.config)
         self.decoder: Any = self.model.get_decoder()
+        check_usable(self.model, folder)
         self.head: Any = self.model.get_output_embeddings()
-        if not hasattr(self.decoder, "layers") or self.head is None:
-            raise ConfigError(
-                f"{folder}: expected a model that has a decoder with layers and a head, got {type(model).__name__}"
-            )
         self.folder, self.taps = folder, checked_taps(taps, len(self.decoder.layers))
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
         self.dtype: torch.dtype = self.model.dtype
         self.device: torch.device = self.model.device
         self.eos = eos_ids(folder)
-        self.rewinds: bool = (
-            self.model._is_stateful
-        )  # so transformers marks models whose cache it cannot crop
+        self.rewinds: bool = self._keeps_states()
         self._tapped: dict[int, Tensor] = {}
         for tap in self.taps:
             self._hook(tap)
@@ -186,6 +184,14 @@ class Target:
                 f"{float((got - expected).abs().max()):.3g}; {type(self.model).__name__} is not supported"
             )
 
+    def _keeps_states(self) -> bool:
+        """Whether the cache holds more than keys and values (convolutions, recurrent states): no crop is exact then."""
+        from transformers import DynamicCache
+        from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+        layers = DynamicCache(config=self.model.config).layers
+        return self.model._is_stateful or any(isinstance(x, LinearAttentionCacheLayerMixin) for x in layers)
+
     def _check_unpadded(self, attention_mask: Tensor | None) -> None:
         """Refuse padding on the left: the layers would compress it, and the answer would change."""
         if attention_mask is not None and not bool(attention_mask.all()):
@@ -252,8 +258,8 @@ def _check_heads(target: Target, size: int) -> None:
 
 def _load_model(cfg: TargetConfig, folder: Path, group: TargetGroup | None) -> Any:
     """The model on its device; with a ``group``, this rank's part of it."""
-    from transformers import AutoModelForCausalLM
-
+    config = read_whole_config(folder, cfg)
+    check_weights(folder, config)
     options: dict[str, Any] = {"dtype": dtype_of(cfg), "trust_remote_code": cfg.trust_remote_code}
     if cfg.attention != "auto":
         options["attn_implementation"] = cfg.attention
@@ -261,12 +267,10 @@ def _load_model(cfg: TargetConfig, folder: Path, group: TargetGroup | None) -> A
         from transformers.distributed import DistributedConfig
 
         options["distributed_config"] = DistributedConfig(tp_size=group.size, tp_plan="auto")
-    with quiet_transformers():
-        try:
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
-        except (ValueError, ImportError) as error:
-            keys = f"target.attention={cfg.attention}, target.tensor_parallel={cfg.tensor_parallel}"
-            raise ConfigError(
-                f"target.path={folder}: transformers cannot load it with {keys}: {error}"
-            ) from error
+    with quiet_transformers(), model_errors(folder, cfg):
+        model, found = auto_class(config).from_pretrained(folder, output_loading_info=True, **options)
+    for name in sorted(found["missing_keys"]):  # transformers fills such a tensor with random numbers
+        raise ConfigError(
+            f"{folder}: no tensor {name} in its safetensors files, which {type(model).__name__} needs"
+        )
     return model.to(device_of(cfg)) if group is None else model

@@ -1,25 +1,26 @@
-"""The target's embedding, head and decoder layers, read from its files without the model.
+"""The target's embedding, head and decoder layers, read from its files without the rest of the model.
+
+transformers itself reads them, into a model of the target's own class from which all other modules have been removed.
+So the names, the files of the index, a tied head and the renamings of old files are those of the whole model's load.
 
 Shapes: H hidden size, V embedding rows.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.config import ConfigError, TargetConfig
-from pipeline.target.files import dtype_of, read_config
+from pipeline.target.architecture import empty_model, model_errors, model_parts
+from pipeline.target.files import dtype_of, quiet_transformers, text_config, weight_files
 from pipeline.target.location import locate
-
-OWN_EMBEDDING, OWN_HEAD = (
-    "embed.weight",
-    "head.weight",
-)  # the names in DeepSeek-V4's files, which have no prefix
 
 
 @dataclass(frozen=True)
@@ -34,84 +35,104 @@ class TargetTensors:
 
 
 def load_tensors(cfg: TargetConfig) -> TargetTensors:
-    """Read only those tensors, in ``target.dtype``; a tied head is treated as in the model's own loader.
+    """Read only those tensors, in ``target.dtype``, under the names that the model's class gives them.
 
-    Raises ``ConfigError`` if a tensor is missing; a missing head is never replaced by random numbers.
+    Raises ``ConfigError`` naming a tensor that is missing or quantised in a way that no library here can undo.
     """
     folder = locate(cfg)
-    config = read_config(folder, cfg)
-    files = _tensor_files(folder)
-    prefix = _prefix(folder, files)
-    heads = _named(files, "lm_head.weight") or [name for name in files if name == OWN_HEAD]
-    # A tied head is stored once. If a file holds both tensors, its head counts, whatever the flag says.
-    tied = bool(getattr(config, "tie_word_embeddings", False))
-    if not heads and not tied:
-        raise ConfigError(
-            f"{folder}: expected the tensor lm_head.weight, because config.json does not tie it to the embedding"
-        )
-    embedding = OWN_EMBEDDING if OWN_EMBEDDING in files else f"{prefix}embed_tokens.weight"
-    names = {"embedding": embedding, "final_norm": f"{prefix}norm.weight"}
-    names["head"] = heads[0] if heads else names["embedding"]
-    tensors = {key: _read(folder, files, name).to(dtype_of(cfg)) for key, name in names.items()}
-    return TargetTensors(**tensors, config=config, folder=folder)
+    model = _partial_model(folder, cfg, empty_model(folder, cfg), [])
+    tensors = {
+        name: module.weight.detach().to(dtype_of(cfg)) for name, module in model_parts(model).modules.items()
+    }
+    if tensors["head"].data_ptr() == tensors["embedding"].data_ptr():
+        tensors["head"] = tensors[
+            "head"
+        ].clone()  # a draft's file holds both, and safetensors keeps no shared memory
+    return TargetTensors(**tensors, config=text_config(model.config), folder=folder)
 
 
 def load_layers(cfg: TargetConfig, layers: list[int]) -> dict[int, dict[str, Tensor]]:
-    """Raw weights of decoder ``layers`` in ``target.dtype``: layer number -> name inside the layer -> tensor.
-
-    Raises ``ConfigError`` for a layer that does not exist or is quantised.
-    """
+    """Weights of decoder ``layers`` in ``target.dtype``, by their names inside the layer."""
     folder = locate(cfg)
-    files = _tensor_files(folder)
-    prefix = _prefix(folder, files)
-    found: dict[int, dict[str, Tensor]] = {}
+    whole = empty_model(folder, cfg)
     for layer in layers:
-        start = f"{prefix}layers.{layer}."
-        names = [name for name in files if name.startswith(start)]
-        if not names:
-            raise ConfigError(f"{folder}: expected a decoder layer {layer}, found no tensor {start}*")
-        raw = {name.removeprefix(start): _read(folder, files, name) for name in names}
-        for name, value in raw.items():
-            if value.element_size() == 1 and value.dtype != torch.bool:
-                raise ConfigError(
-                    f"{folder}: tensor {start}{name} is {value.dtype}: a draft cannot start from quantised layers "
-                    "(drafter.init.layers=false)"
-                )
-        found[layer] = {name: value.to(dtype_of(cfg)) for name, value in raw.items()}
-    return found
+        if layer >= len(whole.get_decoder().layers):
+            raise ConfigError(f"{folder}: has no decoder layer {layer}")
+    found = _partial_model(folder, cfg, whole, layers).get_decoder().layers
+    states = {layer: found.get_submodule(str(layer)).state_dict() for layer in layers}
+    return {
+        layer: {name: value.to(dtype_of(cfg)) for name, value in state.items()}
+        for layer, state in states.items()
+    }
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """The safetensors file that holds each tensor, by the tensor's name."""
-    from safetensors import safe_open
+def check_same(target: Any, tensors: TargetTensors) -> None:
+    """Compare ``tensors`` with the loaded ``target``'s own; ``ConfigError`` naming the first one that differs.
 
-    found: dict[str, Path] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            found |= dict.fromkeys(file.keys(), path)
-    return found
-
-
-def _prefix(folder: Path, files: dict[str, Path]) -> str:
-    """The prefix of the text decoder's tensor names, such as ``model.`` or ``model.language_model.``."""
-    if OWN_EMBEDDING in files:
-        return ""
-    ends = "embed_tokens.weight"
-    found = _named(files, ends)
-    if len(found) != 1:
-        raise ConfigError(f"{folder}: expected one tensor whose name ends in {ends}, got {found}")
-    return found[0].removesuffix(ends)
+    A draft that is trained with another embedding or head than the target's trains well and is never accepted.
+    """
+    for name, module in model_parts(target.model).modules.items():
+        read, own = getattr(tensors, name), module.weight
+        if own.dtype != read.dtype or not torch.equal(own.cpu(), read.cpu()):
+            raise ConfigError(
+                f"{target.folder}: tensor {name}: expected what {type(target.model).__name__} computes with "
+                f"({own.dtype}, {list(own.shape)}), got other values ({read.dtype}, {list(read.shape)}) from its files"
+            )
 
 
-def _named(files: dict[str, Path], ends: str) -> list[str]:
-    """The tensors whose name is ``ends``, with or without a prefix."""
-    return [name for name in files if name == ends or name.endswith(f".{ends}")]
+def _partial_model(folder: Path, cfg: TargetConfig, whole: Any, layers: list[int]) -> Any:
+    """The model of ``folder`` with embedding, head, final norm and the decoder ``layers`` only, loaded.
+
+    ``whole`` is its empty model. A quantised model mostly keeps embedding and head as they are, so they are read
+    without its library first.
+    """
+    wanted = {*model_parts(whole).modules.values(), *(whole.get_decoder().layers[layer] for layer in layers)}
+    names = [name for name, module in whole.named_modules() if module in wanted]
+    config = copy.deepcopy(whole.config)
+    quantization = config.__dict__.pop("quantization_config", None)
+    model, faults = _load_kept(folder, cfg, type(whole), config, names)
+    if faults and quantization is not None:
+        config.quantization_config = {**quantization, "dequantize": True}
+        model, faults = _load_kept(folder, cfg, type(whole), config, names)
+    faults += [name for name, value in model.named_parameters() if not value.is_floating_point()]
+    if faults:
+        files = ", ".join(sorted({path.name for path in weight_files(folder).values()}))
+        raise ConfigError(
+            f"{folder}: tensor {faults[0]}: expected it whole in {files}, but it is missing or quantised in a form "
+            f"that transformers cannot undo (quantization_config: {quantization})"
+        )
+    return model
 
 
-def _read(folder: Path, files: dict[str, Path], name: str) -> Tensor:
-    from safetensors import safe_open
+def _load_kept(
+    folder: Path, cfg: TargetConfig, kind: Any, config: Any, names: list[str]
+) -> tuple[Any, list[str]]:
+    """A model of the class ``kind`` with the modules ``names`` only, and the names of its tensors that were not read.
 
-    if name not in files:
-        raise ConfigError(f"{folder}: expected the tensor {name} in its safetensors files, found none")
-    with safe_open(files[name], framework="pt") as file:
-        return file.get_tensor(name)
+    A tensor of the files that begins like one of the modules and is none of its own, such as a scale, counts as well.
+    """
+
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, *args, **kwargs)
+        _keep_only(self, {self.get_submodule(name) for name in names})
+
+    # transformers renames the tensors of old files by the class's name and module: the part has those of the whole.
+    part: Any = type(kind.__name__, (kind,), {"__init__": initialise, "__module__": kind.__module__})
+    with model_errors(folder, cfg), quiet_transformers():
+        model, found = part.from_pretrained(
+            folder, config=config, dtype=dtype_of(cfg), output_loading_info=True
+        )
+    starts = tuple(f"{name}." for name in names)
+    foreign = [key for key in found["unexpected_keys"] if key.startswith(starts)]
+    return model, sorted([*found["missing_keys"], *foreign])
+
+
+def _keep_only(module: nn.Module, kept: Collection[nn.Module]) -> None:
+    """Remove every module below ``module`` that is not in ``kept``, in one of them, or on the way to one."""
+    for name, child in list(module.named_children()):
+        if child in kept:
+            continue
+        if any(inner in kept for inner in child.modules()):
+            _keep_only(child, kept)
+        else:
+            del module._modules[name]  # of a list the others keep their numbers, as delattr would not

@@ -24,6 +24,7 @@ from pipeline.prompts.template import TemplateRefusal
 from pipeline.ranks import is_main, world_size
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
+from pipeline.target.architecture import empty_model
 from pipeline.target.files import device_of, eos_ids, identity, load_tokenizer, read_config
 from pipeline.target.location import locate
 from pipeline.target.model import Target
@@ -106,6 +107,7 @@ def prepare(config: Config) -> AnswersJob:
     """Check the config, read the prompts and identify the target; raises ``ConfigError`` naming the key."""
     given = config.answers.source == "given"
     folder = locate(config.target)
+    empty_model(folder, config.target)  # a model that cannot be a target is refused before any answer
     tokenizer = load_tokenizer(folder, config.target)
     if not tokenizer.chat_template:
         raise ConfigError(f"target.path={folder}: its tokenizer has no chat template")
@@ -513,7 +515,9 @@ def _engine(job: AnswersJob) -> AnswerSource:
         from stages.cache.source_hf import HfEngine
 
         # One tap costs nothing; the states of the configured ones would be copied at every step.
-        return HfEngine(Target.load(target, taps=[0]), job.tokenizer, job.settings, answers.batch_size)
+        model = Target.load(target, taps=[0])
+        model.check_head()
+        return HfEngine(model, job.tokenizer, job.settings, answers.batch_size)
     from stages.cache.source_openai import OpenAIEngine
 
     rows = read_config(job.folder, target).vocab_size

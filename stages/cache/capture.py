@@ -40,6 +40,7 @@ from pipeline.target import group as target_group
 from pipeline.target import location
 from pipeline.target.group import TargetGroup
 from pipeline.target.model import States, Target
+from pipeline.target.tensors import check_same, load_tensors
 from stages.cache.forecast import expected_seconds, free_bytes, spec_of
 
 STORED = (
@@ -325,6 +326,8 @@ def _source(
         return
     target = Target.load(config.target, spec.taps, group)
     target.check_head()
+    if group is None:  # each rank of a group holds a part of the tensors
+        check_same(target, load_tensors(config.target))
     yield InProcess(target)
 
 

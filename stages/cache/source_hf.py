@@ -27,7 +27,9 @@ class HfEngine:
 
     def __init__(self, target: Target, tokenizer: Any, settings: Settings, batch_size: int) -> None:
         check_settings(settings)
-        self.target, self.tokenizer, self.settings, self.batch_size = target, tokenizer, settings, batch_size
+        self.target, self.tokenizer, self.settings = target, tokenizer, settings
+        # Padding on the left would enter what such a model keeps of a prompt.
+        self.batch_size = 1 if target.rewinds else batch_size
         self.context: int | None = getattr(target.config, "max_position_embeddings", None)
 
     def answer(

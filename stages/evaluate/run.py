@@ -52,7 +52,7 @@ from pipeline.store.tracking import track_figures
 from pipeline.store.work import WorkShare, commit_once
 from pipeline.target.files import load_tokenizer
 from pipeline.target.model import Target
-from pipeline.target.tensors import TargetTensors, load_tensors
+from pipeline.target.tensors import TargetTensors, check_same, load_tensors
 from stages.evaluate import sweeping
 from stages.evaluate.report import show, write_report
 
@@ -100,6 +100,7 @@ def _speaker(config: Config, job: EvaluationJob) -> Speaker:
     _compare_head(draft, tensors)
     # A draft without taps (MTP) reads final states only; the target's default taps do no harm.
     target = Target.load(config.target, list(draft.config.target_layer_ids) or None)
+    check_same(target, tensors)
     return Speaker(
         target=target,
         draft=draft.to(device=target.device, dtype=target.dtype),

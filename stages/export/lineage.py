@@ -26,7 +26,8 @@ from data_specs.manifest import Manifest, read_json
 from pipeline.config import ConfigError
 from pipeline.prompts.sources import FORMATS
 from pipeline.store.artifacts import Artifact, Store, git_revision, package_versions
-from pipeline.target.location import HUB_ID, cache_home
+from pipeline.target.conversion import cache_home
+from pipeline.target.location import HUB_ID
 from stages.export.capabilities import ExportError
 
 SEARCHED_BYTES = 1 << 24  # of every file; a machine's paths stand in headers and in text
@@ -78,7 +79,8 @@ def known_target(manifests: dict[str, Manifest], earlier: dict[str, Any], told: 
     trained_on = str(section.get("path") or before.get("hub_id") or "")
     here = told is not None and Path(told).expanduser().is_dir()
     path = trained_on if told is None or here else told
-    hub_id = path if HUB_ID.fullmatch(path) and "/" in path and not Path(path).is_dir() else None
+    is_hub = HUB_ID.fullmatch(path) and "/" in path and not Path(path).is_dir() and not section.get("adapter")
+    hub_id = path if is_hub else None  # a target with an adapter is another model than its base on the Hub
     named = section.get("name") or before.get("name") or Path(hub_id or told or path).name
     commit = _config(manifests, "cache", "target").get("commit")
     revision = commit or section.get("revision") or before.get("revision")

@@ -25,7 +25,7 @@ from pipeline.prompts.template import TemplateRefusal
 from pipeline.target.files import identity, load_tokenizer
 from pipeline.target.location import locate
 from pipeline.target.model import Target
-from pipeline.target.tensors import load_tensors
+from pipeline.target.tensors import check_same, load_tensors
 from stages.study.costs import StepRates, from_steps
 from stages.study.points import StudyPoint, requests
 from stages.study.pool import record
@@ -72,6 +72,7 @@ class InProcessServer:
         check_fit(job.draft, tensors)
         draft = load(job.draft, tensors)
         target = Target.load(config.target, list(draft.config.target_layer_ids) or None)
+        check_same(target, tensors)
         prompts = load_ids(config, job, load_tokenizer(target.folder, config.target))
         longest, most = max(map(len, prompts)), target.config.max_position_embeddings
         if longest + config.study.max_new_tokens > most:

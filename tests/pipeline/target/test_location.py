@@ -96,7 +96,7 @@ def test_a_cache_folder_that_cannot_be_made_is_named(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="target.package: .*file/draftline.*XDG_CACHE_HOME"):
+    with pytest.raises(ConfigError, match="target.package.*file/draftline.*XDG_CACHE_HOME"):
         locate(carrier)
 
 

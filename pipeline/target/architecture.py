@@ -1,0 +1,95 @@
+"""The target's class and what a draft takes from it: the model is built on the meta device, without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.config import ConfigError, TargetConfig
+from pipeline.target.files import check_weights, read_whole_config, text_config
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """The modules of a model that a draft needs: ``embedding``, ``head`` and ``final_norm``."""
+
+    embedding: Any
+    head: Any
+    final_norm: Any
+
+    @property
+    def modules(self) -> dict[str, Any]:
+        """The modules by their names here."""
+        return {"embedding": self.embedding, "head": self.head, "final_norm": self.final_norm}
+
+
+def empty_model(folder: Path, cfg: TargetConfig) -> Any:
+    """The model of ``folder`` on the meta device: every module and no weights. It takes well under a second.
+
+    Raises ``ConfigError`` naming the class and the reason where draftline cannot use such a model, and for files that
+    ``check_weights`` refuses.
+    """
+    config = read_whole_config(folder, cfg)
+    check_weights(folder, config)
+    with model_errors(folder, cfg), torch.device("meta"):
+        model = auto_class(config).from_config(config, trust_remote_code=cfg.trust_remote_code)
+    check_usable(model, folder)
+    return model
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that loads the whole model of ``config``: a text model or a multimodal one."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    is_multimodal = type(config) in AutoModelForImageTextToText._model_mapping
+    is_text = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForImageTextToText if is_multimodal and not is_text else AutoModelForCausalLM
+
+
+def check_usable(model: Any, folder: Path) -> None:
+    """Raise ``ConfigError`` naming the class of ``model`` and what draftline needs of it and does not find."""
+    found = {
+        "a decoder with layers": hasattr(model.get_decoder(), "layers"),
+        "a head": getattr(model.get_output_embeddings(), "weight", None) is not None,
+        "a final norm": bool(_norms(model)),
+    }
+    lacking = [name for name, is_there in found.items() if not is_there]
+    if lacking:
+        raise ConfigError(
+            f"{folder}: a draft cannot be trained for {type(model).__name__}: expected a model with "
+            f"{' and '.join(lacking)}, which this class does not have"
+        )
+
+
+def model_parts(model: Any) -> ModelParts:
+    """Embedding, head and final norm of ``model``, as its class tells them."""
+    return ModelParts(model.get_input_embeddings(), model.get_output_embeddings(), _norms(model)[-1])
+
+
+def _norms(model: Any) -> list[nn.Module]:
+    """The norms of the decoder itself, not of a layer; the final one is the last of them."""
+    hidden = text_config(model.config).hidden_size
+    return [child for child in model.get_decoder().children() if _is_norm(child, hidden)]
+
+
+def _is_norm(module: nn.Module, hidden: int) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, torch.Tensor) and weight.shape == (hidden,)
+
+
+@contextmanager
+def model_errors(folder: Path, cfg: TargetConfig) -> Iterator[None]:
+    """Turn the refusal of transformers to make or load a model into a ``ConfigError`` that names the target."""
+    try:
+        yield
+    except (ValueError, ImportError, KeyError, AttributeError, RuntimeError, OSError) as error:
+        keys = f"target.attention={cfg.attention}, target.tensor_parallel={cfg.tensor_parallel}"
+        raise ConfigError(
+            f"target.path={folder}: transformers cannot load it with {keys}: {error}"
+        ) from error

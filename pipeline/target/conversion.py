@@ -1,0 +1,77 @@
+"""Model folders that are made once, in draftline's own part of the user's cache."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from data_specs.manifest import read_json, write_json
+from pipeline.config import ConfigError
+from pipeline.console import say
+from pipeline.store.work import WorkShare, publish_folder
+
+SOURCE = "source.json"  # says what a converted folder was made from; it is written last
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC)
+
+
+def cache_home() -> Path:
+    """The folder of draftline's files in the user's cache (``XDG_CACHE_HOME``, else ``~/.cache``)."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftline"
+    except RuntimeError as error:  # the user has no home folder
+        raise ConfigError(
+            f"the user has no home folder ({error}): set XDG_CACHE_HOME to a writable folder"
+        ) from error
+
+
+def made_once(name: str, origin: dict[str, Any], what: str, make: Callable[[Path], None]) -> Path:
+    """The folder ``name`` in draftline's own cache, which ``make`` writes; one process makes it, while others wait.
+
+    ``what`` says on the screen what is done. Raises ``ConfigError`` if the folder was made from another ``origin``.
+    """
+    folder = cache_home() / "targets" / name
+    with _writable_cache(folder.parent):
+        _make_once(folder, origin, what, make)
+    if read_json(folder / SOURCE) != origin:
+        raise ConfigError(
+            f"target.name={name}: {folder} was made from other files than {origin}; remove that folder"
+        )
+    return folder
+
+
+def _make_once(folder: Path, origin: dict[str, Any], what: str, make: Callable[[Path], None]) -> None:
+    """Make ``folder``, unless it is there whole; an incomplete one is replaced."""
+    if (folder / SOURCE).is_file():
+        return
+    name = folder.name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for _ in WorkShare(folder.parent, [name], lambda _: (folder / SOURCE).is_file()):
+        partial = folder.with_name(f".{name}.{socket.gethostname()}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        say(f"target {name}: {what} (once) ...")
+        make(partial)
+        write_json(partial / SOURCE, origin)
+        if not (folder / SOURCE).is_file():  # without this file the folder is incomplete
+            shutil.rmtree(folder, ignore_errors=True)
+        publish_folder(partial, folder)
+        say(f"target {name}: written to {folder}")
+
+
+@contextmanager
+def _writable_cache(folder: Path) -> Iterator[None]:
+    """Raise a ``ConfigError`` with the remedy if the system cannot write below the user's cache."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise ConfigError(
+            f"target.package, target.adapter: cannot write a converted target below {folder}: {error.strerror}; "
+            "set XDG_CACHE_HOME to a writable folder"
+        ) from error
