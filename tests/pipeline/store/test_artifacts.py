@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -53,25 +54,26 @@ def test_changed_files_are_refused(store: Store) -> None:
     made = make(store)
     made.verify()
     (made.path / "weights.bin").write_text("y")
-    with pytest.raises(ManifestError, match="weights.bin: expected sha256"):
+    with pytest.raises(ManifestError, match="weights.bin"):
         made.verify()
 
 
 def test_a_missing_reference_says_what_there_is(store: Store) -> None:
     make(store)
-    with pytest.raises(ArtifactError, match="draft=b: no such draft under .*; there is: a:v0"):
+    with pytest.raises(ArtifactError, match="draft=b.*a:v0"):
         store.resolve("draft", "b")
-    with pytest.raises(ArtifactError, match="cache=a: no such cache"):
+    with pytest.raises(ArtifactError, match="cache=a"):
         store.resolve("cache", "a")
 
 
 def test_a_folder_of_another_kind_is_refused(store: Store) -> None:
-    with pytest.raises(ArtifactError, match="expected an artifact of kind cache, got draft"):
-        store.resolve("cache", str(make(store).path))
+    made = make(store)
+    with pytest.raises(ArtifactError, match=f"{made.path}.*cache.*draft"):
+        store.resolve("cache", str(made.path))
 
 
 def test_names_that_would_leave_the_folder_are_refused(store: Store) -> None:
-    with pytest.raises(ArtifactError, match="artifact name '../x'"):
+    with pytest.raises(ArtifactError, match=re.escape("'../x'")):
         store.begin("draft", "../x", 1, "f", {}, {})
 
 
@@ -99,6 +101,6 @@ def test_a_damaged_manifest_does_not_stop_work_on_others(store: Store, capsys) -
     bad, good = make(store, "bad", "1" * 64), make(store, "good", "2" * 64)
     (bad.path / "manifest.json").write_text("{")
     assert [a.path for a in store.list()] == [good.path]
-    assert "passed over" in capsys.readouterr().out
-    with pytest.raises(ManifestError, match="manifest.json: expected JSON"):
+    assert str(bad.path) in capsys.readouterr().out
+    with pytest.raises(ManifestError, match="manifest.json"):
         store.resolve("draft", str(bad.path))

@@ -76,21 +76,19 @@ def test_a_step_written_again_replaces_the_old_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "message"),
+    ("layout", "named"),
     [
-        (
-            CheckpointLayout(4, 1, ["a", "b"]),
-            "ranks=4: the checkpoint to resume from was written with ranks=2",
-        ),
-        (CheckpointLayout(2, 3, ["a", "b"]), "deepspeed.stage=3: .* written with deepspeed.stage=1"),
-        (CheckpointLayout(2, 1, ["a", "c"]), r"written for another draft; different tensors: \['b', 'c'\]"),
+        (CheckpointLayout(4, 1, ["a", "b"]), ["ranks=4", "ranks=2"]),
+        (CheckpointLayout(2, 3, ["a", "b"]), ["deepspeed.stage=3", "deepspeed.stage=1"]),
+        (CheckpointLayout(2, 1, ["a", "c"]), ["'b'", "'c'"]),
     ],
 )
-def test_another_layout_is_refused(tmp_path: Path, layout: CheckpointLayout, message: str) -> None:
+def test_another_layout_is_refused(tmp_path: Path, layout: CheckpointLayout, named: list[str]) -> None:
     """Pitfall 35."""
     write(tmp_path, 2)
     found = newest(tmp_path)
     assert found is not None
     check_layout(found, LAYOUT)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as error:
         check_layout(found, layout)
+    assert all(part in str(error.value) for part in [*named, str(found.path)])

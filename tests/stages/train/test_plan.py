@@ -11,7 +11,6 @@ from pipeline.config import ConfigError
 from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.registry import head_rows
 from stages.train import loop, plan
-from stages.train.output import check_frozen, save_draft
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_answer_tokens(cached) -> None:
@@ -29,20 +28,8 @@ def test_the_draft_vocabulary_is_the_most_frequent_answer_tokens(cached) -> None
 def test_a_vocabulary_that_is_not_reduced_is_refused(cached) -> None:
     config = cached.config("eagle3")
     config.drafter.vocab_size = 272
-    with pytest.raises(ConfigError, match="drafter.vocab_size=272: expected less than the target's 272 rows"):
+    with pytest.raises(ConfigError, match="drafter.vocab_size=272"):
         plan.prepare(config, cached.cache).draft  # noqa: B018
-
-
-def test_frozen_rows_of_a_reduced_vocabulary_are_the_targets(cached, tmp_path) -> None:
-    """Pitfall 25."""
-    setup = plan.prepare(cached.config("eagle3"), cached.cache)
-    save_draft(setup.draft, tmp_path / "draft", torch.float32)
-    check_frozen(tmp_path / "draft", setup.tensors)
-    with torch.no_grad():
-        setup.draft.lm_head.weight[3, 3] += 1e-6
-    save_draft(setup.draft, tmp_path / "draft", torch.float32)
-    with pytest.raises(RuntimeError, match="lm_head.weight is not the target's"):
-        check_frozen(tmp_path / "draft", setup.tensors)
 
 
 def test_a_reduced_draft_of_an_artifact_is_evaluated_with_the_targets_head(cached) -> None:
@@ -64,7 +51,7 @@ def test_taps_that_are_read(cached) -> None:
     number = int(micro.batch.samples[0])
     assert torch.equal(micro.batch.hidden[0], setup.samples.reader.read(number).hidden[:, 32:])
     config.drafter.num_taps = 3
-    with pytest.raises(ConfigError, match=r"drafter.num_taps=3: the cache has the taps \[0, 2\]"):
+    with pytest.raises(ConfigError, match=r"drafter.num_taps=3.*\[0, 2\]"):
         plan.prepare(config, cached.cache)
     assert plan.prepare(cached.config("mtp"), cached.cache).draft.config.target_layer_ids == []
 
@@ -117,5 +104,5 @@ def test_a_start_of_the_other_convention_is_refused(cached) -> None:
     made = loop.run_train(fill_in, cached.store, cached.cache)
     config = cached.config("dspark", steps=2)
     config.drafter.init.draft = str(made.path)
-    with pytest.raises(UserError, match="init.draft=.*: sample_from_anchor: expected True, got False"):
+    with pytest.raises(UserError, match="drafter.init.draft=.*sample_from_anchor.*True.*False"):
         loop.run_train(config, cached.store, cached.cache)

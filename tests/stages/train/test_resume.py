@@ -184,5 +184,5 @@ def test_another_number_of_ranks_is_refused_before_training(cached, monkeypatch:
         patch.setattr(checkpoints, "complete", by_two)
         with pytest.raises(KeyboardInterrupt):
             loop.run_train(config, cached.store, cached.cache)
-    with pytest.raises(ConfigError, match="ranks=1: the checkpoint to resume from was written with ranks=2"):
+    with pytest.raises(ConfigError, match="ranks=1.*ranks=2"):
         loop.run_train(config, cached.store, cached.cache)

@@ -43,7 +43,7 @@ def test_extra_is_merged_last() -> None:
 
 
 def test_stage_zero_has_no_offload() -> None:
-    with pytest.raises(ConfigError, match="deepspeed.offload_optimizer needs deepspeed.stage of at least 1"):
+    with pytest.raises(ConfigError, match="deepspeed.offload_optimizer.*deepspeed.stage"):
         trainer.engine_config(TrainConfig(), DeepSpeedConfig(stage=0, offload_optimizer=True), 1, 1)
 
 
