@@ -1,9 +1,9 @@
-"""Tokens a second of the batched engine against one prompt at a time: same prompts, same draft, same run.
+"""Compares the batched engine with one prompt at a time, in tokens per second: same prompts, same draft, same run.
 
 python benchmarks/batch.py --draft artifacts/draft/smollm2_dspark/v0 [--target smollm2] [--batch 16]
 
-Both ways go through stage evaluate's own code (``evaluate.batch``), greedy, with the draft. They take turns, in pairs,
-because a shared machine's speed drifts; the figure is the median of the pairs' ratios.
+Both ways use the code of stage evaluate (``evaluate.batch``), greedy, with the draft. They run in turns, in pairs,
+because the speed of a shared machine drifts. The figure is the median of the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument("--target", default="smollm2", help="a name of conf/target, or a folder")
+    parser.add_argument("--target", default="smollm2", help="a name in conf/target, or a folder")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens for each prompt")
     parser.add_argument(
-        "--prompts", type=int, default=64, help="of the batched way; the other has every eighth"
+        "--prompts", type=int, default=64, help="prompts in batches; one at a time, every eighth of them"
     )
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()

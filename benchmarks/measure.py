@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: run a function in a process of its own and report seconds and peak extra memory."""
+"""Runs a function in a process of its own and measures seconds and peak extra memory, for the other benchmarks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def resident(field: str) -> int:
-    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` the largest since ``forget_peak``."""
+    """Bytes of this process: ``VmRSS`` is the current size, ``VmHWM`` the largest since ``forget_peak``."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
 def forget_peak() -> None:
-    """Start the peak anew (Linux): what was resident only while the inputs were made must not hide what follows."""
+    """Reset the peak (Linux), so that memory used for making the inputs does not hide what follows."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -26,7 +26,7 @@ def _child(pipe: Any, prepare: Callable[..., Callable[[], None]], arguments: tup
     forget_peak()
     before = resident("VmRSS")
     seconds = []
-    for _ in range(repeats + 1):  # the first warms up
+    for _ in range(repeats + 1):  # the first call warms up
         started = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - started)
@@ -36,7 +36,7 @@ def _child(pipe: Any, prepare: Callable[..., Callable[[], None]], arguments: tup
 def measure(
     prepare: Callable[..., Callable[[], None]], *arguments: object, repeats: int = 3
 ) -> tuple[float, float]:
-    """(median seconds a call, peak bytes beyond what ``prepare`` left resident) of the function that it returns."""
+    """Median seconds per call of the function that ``prepare`` returns, and its peak bytes beyond those before."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(there, prepare, arguments, repeats))
@@ -45,6 +45,6 @@ def measure(
     try:
         return here.recv()
     except EOFError:
-        return float("nan"), float("nan")  # the process was killed: it did not fit
+        return float("nan"), float("nan")  # the process was killed because it needed too much memory
     finally:
         process.join()

@@ -1,11 +1,11 @@
-"""How fast random samples come out of the Zarr cache, against a raw memory map of the same bytes.
+"""Compares reading random samples from the Zarr cache with a raw memory map of the same bytes.
 
     python benchmarks/reader.py [--samples 96] [--hidden 576] [--taps 5] [--seconds 10]
 
-Makes its own data (random bits: of the codecs it measures ``none`` fairly), reads both ways in one run, the
-cache through the code that training uses, and prints samples/s of one process. Files are in the page cache.
-Then trains a draft of SmolLM2's size on it for a few steps (4 sequences x 32 anchors x 7 slots, two background
-workers) and prints the share of the steps spent waiting for data, as the training log does.
+It makes random data, so ``none`` is the only codec that it measures fairly. It reads both ways in one run, the cache
+with the code that training uses, and prints the samples/s of one process. Files are in the page cache. Then it trains a
+draft of SmolLM2's size on the cache for a few steps (4 sequences x 32 anchors x 7 slots, two background workers) and
+prints which share of the steps waits for data, as the training log does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     )
     parser.add_argument("--samples", type=int, default=96)
     parser.add_argument(
-        "--lengths", type=int, nargs=2, default=(200, 1200), help="shortest and longest, tokens"
+        "--lengths", type=int, nargs=2, default=(200, 1200), help="tokens of the shortest and longest sample"
     )
     parser.add_argument("--hidden", type=int, default=576)
     parser.add_argument("--taps", type=int, default=5)
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=128, help="chunk_tokens")
     parser.add_argument("--shard", type=int, default=16384, help="shard_tokens")
     parser.add_argument("--segment", type=int, default=65536, help="segment_tokens")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of reading, each way")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of reading, each way")
     options = parser.parse_args()
     spec = CacheSpec(
         taps=list(range(options.taps)),
@@ -114,13 +114,13 @@ def waiting(folder: Path, steps: int = 8) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             terms = model.loss(micro.batch, micro.blocks, micro.supervision, LossWeights(0.1, 0.9, 1.0))
         terms.total.backward()
-        if step:  # the first waits for the workers to start
+        if step:  # the first step waits until the workers have started
             waited, spent = waited + read - started, spent + time.perf_counter() - started
     say(f"waiting for data: {waited / spent:.2%} of a train step of {spent / steps:.2f} s")
 
 
 class RawReader:
-    """Every array in one plain file, mapped; a sample is copied out of the maps."""
+    """Reads samples from memory maps of plain files, one for each array."""
 
     def __init__(self, folder: Path, samples: list[Sample]) -> None:
         folder.mkdir()

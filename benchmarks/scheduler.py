@@ -1,4 +1,4 @@
-"""Microseconds a step of the scheduler, by the number of requests (gamma 7): grows as R log R.
+"""Microseconds of one scheduler step, by the number of requests R (gamma 7). They grow as R log R.
 
 python benchmarks/scheduler.py
 """
@@ -17,10 +17,12 @@ GAMMA, REPEATS = 7, 300
 
 
 def microseconds(requests: int) -> tuple[float, float]:
-    """Of the policy as it is served: its median step, and its first one, which reads the curve for so many requests."""
+    """The median step of the policy as it is served, and its first step, which reads the curve for so many requests."""
     rng = np.random.default_rng(requests)
     counts = np.arange(1, requests * (GAMMA + 1) + 1)
-    served = policy("algorithm_1", StepRate(1 / (1 + 0.002 * counts + 0.05 * (counts // 32))))  # jagged
+    served = policy(
+        "algorithm_1", StepRate(1 / (1 + 0.002 * counts + 0.05 * (counts // 32)))
+    )  # a curve with jumps
     steps = [rng.uniform(0.2, 1.0, (requests, GAMMA)) for _ in range(16)]
     taken = []
     for i in range(REPEATS):

@@ -1,10 +1,10 @@
-"""An SPS table from a roofline model, for a machine that is not at hand: writes data_specs/sps/h100_qwen3_4b.json.
+"""Writes data_specs/sps/h100_qwen3_4b.json: an SPS table from a roofline model, for a machine that we do not have.
 
-A pass over B tokens moves every weight once and multiplies B rows with it; the slower of the two decides:
+A pass over B tokens reads every weight once and multiplies B rows with it. The slower of the two takes the time:
 
     seconds(B) = launches + max(weight bytes / (bandwidth * share), 2 weights B / (peak * share))
 
-and each position of context that a request holds adds its keys and values, read once a step. Nothing here is measured.
+In addition, a step reads the keys and values of every context position of its requests once. Nothing is measured.
 
 python benchmarks/sps_roofline.py [FILE]
 """
@@ -20,19 +20,19 @@ from data_specs import sps
 from data_specs.manifest import write_json
 
 BYTES = 2  # bf16
-# H100 SXM, NVIDIA's data sheet: HBM3 bytes a second, dense bf16 FLOP a second; and what kernels reach of them.
+# H100 SXM, by NVIDIA's data sheet: bytes/s of HBM3, dense bf16 FLOP/s, and the shares of both that kernels reach.
 BANDWIDTH, PEAK = 3.35e12, 989e12
 BANDWIDTH_SHARE, PEAK_SHARE = 0.8, 0.6
 STEP_SECONDS = (
-    0.5e-3  # of an engine's step beside the kernels: scheduling on the host, sampling, a replayed graph
+    0.5e-3  # an engine's step without its kernels: scheduling on the host, sampling, replaying the graph
 )
-LAYER_SECONDS = 10e-6  # kernels of a layer too short to fill the machine
+LAYER_SECONDS = 10e-6  # kernels of a layer that are too short to fill the GPU
 MAX_REQUESTS, DRAFTS = 2048, 7
 
 
 @dataclass(frozen=True)
 class Size:
-    """Layers and their shapes; ``head`` rows of the output head."""
+    """The number of layers and their shapes; ``head`` is the number of rows of the output head."""
 
     layers: int
     hidden: int
@@ -44,13 +44,13 @@ class Size:
 
     @property
     def weights(self) -> int:
-        """Of all products of a pass, the head's included."""
+        """The weights of all products in a pass, including those of the head."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.head
 
     @property
     def position_bytes(self) -> int:
-        """Keys and values of one position."""
+        """The bytes of the keys and values of one position."""
         return self.layers * 2 * self.kv_heads * self.head_dim * BYTES
 
 
@@ -59,14 +59,14 @@ DSPARK = Size(5, 2560, 9728, 32, 8, 128, 151936)  # five such layers, the same h
 
 
 def seconds(size: Size, tokens: int) -> float:
-    """One pass over ``tokens``, without context."""
+    """Seconds of one pass over ``tokens``, without context."""
     move = size.weights * BYTES / (BANDWIDTH * BANDWIDTH_SHARE)
     multiply = 2 * size.weights * tokens / (PEAK * PEAK_SHARE)
     return size.layers * LAYER_SECONDS + max(move, multiply)
 
 
 def counts(last: int) -> list[int]:
-    """1 ... 64 one by one, then eight a doubling: the knee lies between 64 and 512."""
+    """1 ... 64 one by one, then eight per doubling, because the knee is between 64 and 512."""
     found = {*range(1, 65), last}
     step = 8
     while (start := 8 * step) < last:

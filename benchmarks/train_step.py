@@ -1,7 +1,7 @@
 """Seconds and peak memory of one training step from cached states: ``python benchmarks/train_step.py [--drafters]``.
 
-The setting of the project's early measurements: a draft for SmolLM2-135M (hidden 576, vocabulary 49,152), depth 2,
-rank 64, 4 sequences x 32 anchors x 7 slots, forward + backward + AdamW. ``--drafters``: the algorithms side by side.
+The draft is for SmolLM2-135M (hidden size 576, vocabulary 49,152), with depth 2 and rank 64. A step has 4 sequences x
+32 anchors x 7 slots, and consists of forward pass, backward pass and AdamW. ``--drafters`` compares the algorithms.
 """
 
 from __future__ import annotations

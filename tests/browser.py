@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over a pipe by the DevTools protocol: no package, no port, no WebSocket."""
+"""Controls headless Chromium over a pipe with the DevTools protocol. It needs no package, port or WebSocket."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ import tempfile
 import time
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-# Nothing that the browser itself would fetch, and no way out if it tried.
+# The browser itself fetches nothing, and could not reach the network if it tried.
 QUIET = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
@@ -19,19 +19,19 @@ SECONDS = 60.0
 
 
 def program():
-    """Path of the browser, or None."""
+    """The path of the browser, or None if there is none."""
     return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
 
 
 class Browser:
-    """One page. ``events`` are all that was reported, in order."""
+    """One page. ``events`` holds all reported events in order."""
 
     def __init__(self, process, read, write):
         self.process, self.read, self.write = process, read, write
         self.events, self.buffer, self.number, self.session = [], b"", 0, None
 
     def call(self, method, **parameters):
-        """Result of one command; events that come before it are kept."""
+        """The result of one command. Events that come before it are kept."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
@@ -44,7 +44,7 @@ class Browser:
                 return answer["result"]
 
     def wait(self, method):
-        """The next event of this name that was not waited for before."""
+        """The next event of this name that no earlier call has returned."""
         began = time.monotonic()
         while not (found := [e for e in self.events if e["method"] == method and not e.get("seen")]):
             assert time.monotonic() - began < SECONDS, f"no {method} in {SECONDS} s"
@@ -53,7 +53,7 @@ class Browser:
         return found[0]
 
     def evaluate(self, expression):
-        """Value of JavaScript run by the debugger: the page's own policy allows no script."""
+        """The value of JavaScript that the debugger runs, because the page's own policy allows no script."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def open(self, url, width=1200, height=900, scheme="light"):
@@ -84,12 +84,12 @@ class Browser:
 
 @contextlib.contextmanager
 def browser():
-    """A ``Browser`` with an empty page; it ends with the block."""
+    """A ``Browser`` with an empty page, which ends with the ``with`` block."""
     to_child, from_us = os.pipe()
     to_us, from_child = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [program(), *QUIET, f"--user-data-dir={profile}", "about:blank"]
-        # The protocol's descriptors are 3 and 4; a shell moves ours there.
+        # The protocol uses the descriptors 3 and 4; a shell moves ours there.
         shell = ["bash", "-c", f'exec "$@" 3<&{to_child} 4>&{from_child}', "-", *command]
         process = subprocess.Popen(
             shell, pass_fds=(to_child, from_child), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

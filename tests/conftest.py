@@ -1,4 +1,4 @@
-"""Set before any import of torch: two busy processes with spinning OpenMP threads are 30 times slower."""
+"""Fixtures, and variables that must be set before torch is imported: spinning OpenMP threads are 30 times slower."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-sys.path.insert(0, str(Path(__file__).parent))  # `import tiny` in every test, wherever it lies
+sys.path.insert(0, str(Path(__file__).parent))  # so that every test can `import tiny`
 
 import pytest  # noqa: E402
 
@@ -28,13 +28,13 @@ _status = {"code": 1}
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Remember what the suite itself ended with."""
+    """Remember the exit status of the tests themselves."""
     _status["code"] = int(exitstatus)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End with the suite's own status: exit hooks of the libraries under test (W&B's service, torch's elastic agent)
+    """End with the status of the tests. Exit hooks of the libraries under test (W&B's service, torch's elastic agent)
     once turned 983 passed tests into exit code 130.
     """
     sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Servers on 127.0.0.1 that answer and count as vLLM and llama.cpp do, without a model.
 
-An answer takes steps that accept ``PATTERN`` drafts each, over and over, of ``DRAFTS``: 1 token of the prefill, then
-accepted + 1 a step. The step that reaches the limit or the end token counts all of its drafts.
+Each step of an answer drafts ``DRAFTS`` tokens and accepts as many as ``PATTERN`` says, in turn. The prefill gives
+1 token, each step accepted + 1. The step that reaches the limit or the end token counts all of its drafts.
 """
 
 import json
@@ -15,7 +15,7 @@ Behaviour = Callable[["Handler", dict], None]
 
 
 class Fake(ThreadingHTTPServer):
-    """``script``: behaviours of the next answers, after which all succeed. ``length``: tokens until the end token."""
+    """``script`` has the behaviours of the next answers; later ones succeed. An answer has ``length`` tokens."""
 
     daemon_threads = True
 
@@ -36,7 +36,7 @@ class Fake(ThreadingHTTPServer):
         self.at = [0] * DRAFTS
 
     def decode(self, prompt: list[int], limit: int) -> dict:
-        """An answer, counted."""
+        """Make one answer and count it."""
         whole = [(7 * i + sum(prompt)) % 250 for i in range(self.length - 1)] + [EOS]
         emitted, steps = 1, []
         while self.draft and emitted < min(limit, self.length):
@@ -138,13 +138,13 @@ def half(handler: Handler, payload: dict) -> None:
 
 
 def crowded(handler: Handler, payload: dict) -> None:
-    """Somebody else is answered meanwhile."""
+    """The server also answers somebody else at the same time."""
     handler.server.add(5, [3])
     answer(handler, payload)
 
 
 def dies(handler: Handler, payload: dict) -> None:
-    """The server is started anew: its counters begin at 0, and this request is lost."""
+    """The server restarts: its counters begin at 0, and this request is lost."""
     handler.server.counts, handler.server.at = dict.fromkeys(handler.server.counts, 0), [0] * DRAFTS
     handler.close_connection = True
 

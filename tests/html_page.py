@@ -1,4 +1,4 @@
-"""Reads a page with the standard library alone: what it asks for, whether it is well formed, its numbers."""
+"""Reads a page with the standard library: what it requests, whether it is well formed, and its numbers."""
 
 import json
 import re
@@ -11,7 +11,7 @@ COORDINATE = re.compile(r"-?\d+(\.\d+)?")
 
 
 class Page(HTMLParser):
-    """``numbers`` maps (evaluation, key) to the values that cells say; ``faults`` is what is wrong."""
+    """``numbers`` maps (evaluation, key) to the values in the cells; ``faults`` lists what is wrong."""
 
     def __init__(self, text):
         super().__init__()
@@ -71,7 +71,7 @@ class Page(HTMLParser):
 
 
 def expected(summaries, study, label, key):
-    """What the JSON holds at a cell's key: by benchmark (``zeta/speedup``), else a path from the top."""
+    """The JSON's value at a cell's key: of a benchmark (``zeta/speedup``), else at a path from the top."""
     first, *rest = key.split("/")
     found = study if first == "study" else summaries[label]["benchmarks"].get(first)
     if found is None:
@@ -87,7 +87,7 @@ def expected(summaries, study, label, key):
 
 
 def shows(text, value):
-    """Whether a cell's ``text`` is ``value``, rounded to the last digit that it shows."""
+    """Whether a cell's ``text`` is ``value`` rounded to the last digit that the text shows."""
     named = {"–": None, "yes": True, "no": False}
     if text in named or value is None or isinstance(value, bool):
         return named.get(text, text) is value
@@ -97,7 +97,7 @@ def shows(text, value):
 
 
 def wrong_numbers(page, summaries, study=None):
-    """(evaluation, key) of every number that is not the JSON's, exactly. ``summaries`` by label ('': the only one)."""
+    """(evaluation, key) of every number that differs from the JSON's. ``summaries`` are by label ('' for one)."""
     wrong = []
     for (label, key), said in page.numbers.items():
         found = expected(summaries, study, label, key)

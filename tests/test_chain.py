@@ -1,4 +1,4 @@
-"""The whole chain on a tiny target through the entry point a user types: in a process of its own once, then here."""
+"""The whole chain on a tiny target by the command that a user types: once in a process of its own, then in this one."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def arguments(folder: Path, target: Path, *overrides: str) -> list[str]:
 
 @pytest.fixture
 def pipeline(chain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """``python -m pipeline`` with more overrides on the chain's artifacts: its exit code and what it said."""
+    """Run ``python -m pipeline`` with more overrides on the chain's artifacts; returns its exit code and output."""
 
     def run(*overrides: str) -> SimpleNamespace:
         monkeypatch.setattr(sys, "argv", ["pipeline", *arguments(*chain[:2], *overrides)])
@@ -59,7 +59,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory, target_folder: Path) -> tupl
 
 
 def test_a_draft_overfitted_on_one_sample_is_accepted_nearly_whole(chain: tuple[Path, Path, str]) -> None:
-    """Must hold 7, pitfall 45: the cheapest test of the whole chain. 8 = seven drafts and the bonus token."""
+    """Pitfall 45, the cheapest test of the whole chain. 8 is seven drafts and the bonus token."""
     found = Store(chain[0] / "artifacts").resolve("evaluation", "tiny_dspark")
     summary = json.loads((found.path / "summary.json").read_text())
     counts = summary["benchmarks"]["alpaca"]["counts"]
@@ -89,7 +89,7 @@ def test_list_shows_what_there_is(pipeline) -> None:
 
 
 def test_a_damaged_cache_is_refused_before_the_first_step(chain: tuple[Path, Path, str], pipeline) -> None:
-    """Must hold 6, from the command line: one flipped byte; the error is one line that names the file."""
+    """One byte of the cache is flipped. The error on the command line is one line that names the file."""
     cache = Store(chain[0] / "artifacts").resolve("cache", "tiny_local")
     victim = next(p for p in cache.path.rglob("*") if p.is_file() and "/hidden/c/" in p.as_posix())
     whole = victim.read_bytes()

@@ -1,4 +1,4 @@
-"""A comparison through the very entry point a user types: Hydra composes the variants inside a run."""
+"""A comparison by the command that a user types: Hydra composes the variants inside a run."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ def test_the_last_variant_is_refused_before_the_first_is_made(tmp_path: Path) ->
         f"hydra.run.dir={tmp_path / 'hydra'}", "+compare.drafters.small=['drafter.markov_rank=4']",
         "+compare.drafters.bad=['drafter=nothing']", "compare.table=[small,bad]",
     ]  # fmt: skip
-    cache = {"XDG_CACHE_HOME": str(tmp_path)}  # nothing of the target is touched either
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}  # the target's files are not touched either
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, timeout=280, check=False
     )

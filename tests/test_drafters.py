@@ -1,4 +1,4 @@
-"""Every drafter passes the same suite. Two ranks and resume: tests/stages/train/test_two_ranks.py, test_resume.py."""
+"""The same tests for every drafter. Two ranks and resuming: tests/stages/train/test_two_ranks.py, test_resume.py."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from pipeline.target.tensors import load_tensors
 TOKENS = LossWeights(1.0, 0.0, 0.0)
 HEADS = LossWeights(
     1.0, 0.0, 1.0
-)  # cross-entropy, as the warm-up of every DSpark run, and the confidence head
-# Eagle3's own loss is the soft one alone; but the tiny target's choices are nearly even (the likeliest token has 2 %),
-# and a draft within 1e-4 of them still misses half of its modes.
+)  # cross-entropy, as at the start of every DSpark run, and the confidence head
+# Eagle3's own loss is only the soft one. But the tiny target's choices are nearly even (the likeliest token has 2 %),
+# so that a draft within 1e-4 of them still misses half of its modes.
 SOFT = LossWeights(0.5, 0.0, 0.0, soft=0.5)
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """One of the list: ``least`` accepted tokens a round (bonus counted) once a sample is overfitted."""
+    """One drafter. Overfitted on a sample, it has at least ``least`` tokens per round (bonus counted)."""
 
     algorithm: str
     loss: LossWeights
     changes: dict = field(default_factory=dict)
     reduced: bool = False
-    least: float = 6.0  # of 8: seven drafts and the bonus token
+    least: float = 6.0  # of 8, which is seven drafts and the bonus token
     taps: tuple[int, ...] = (0, 2)
 
     def config(self, **more: object):
-        """Its config: one layer."""
+        """The drafter's config, with one layer."""
         return tiny.drafter(self.algorithm, **({"depth": 1} | self.changes | more))
 
 
@@ -69,12 +69,12 @@ DRAFTERS = {
 }
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
 PROMPTS = [[59, 60, 61, 62], [1, 2, 3, 4], [72, 101, 108, 108, 111]]
-NEW = 33  # tokens of an answer: the first, then four rounds of eight
+NEW = 33  # tokens of an answer: the first token, then four rounds of eight
 
 
 @dataclass
 class Bench:
-    """A target, read once; ``eos`` is switched off."""
+    """A target without end tokens, which is loaded once."""
 
     config: TargetConfig
 
@@ -84,7 +84,7 @@ class Bench:
         self.trained: dict[str, Model] = {}
 
     def target(self, taps: tuple[int, ...]) -> Target:
-        """The target with ``taps`` (it has taps of its own choice where there are none)."""
+        """The target with ``taps``, or with its default taps if there are none."""
         if taps not in self.targets:
             self.targets[taps] = Target.load(self.config, list(taps) or None)
             self.targets[taps].eos = ()
@@ -95,14 +95,14 @@ class Bench:
         return decode(self.target(drafter.taps), None, prompt, Sampler(), NEW).answer
 
     def new(self, drafter: Drafter) -> Model:
-        """An untrained draft; a reduced vocabulary holds the tokens of the first prompt's answer, and others."""
+        """An untrained draft. A reduced vocabulary holds the tokens of the first prompt's answer and some others."""
         ids = torch.tensor(sorted({*self.greedy(drafter, PROMPTS[0]), *range(0, 272, 5)}))
         torch.manual_seed(0)
         start = Start(ids=ids if drafter.reduced else None)
         return registry.build(drafter.config(), self.tensors, list(drafter.taps), 260, start)
 
     def overfitted(self, name: str) -> Model:
-        """The drafter ``name`` trained on the first prompt's answer only."""
+        """The drafter ``name``, trained only on the first prompt's answer."""
         if name not in self.trained:
             self.trained[name] = self._train(DRAFTERS[name])
         return self.trained[name]
@@ -126,7 +126,7 @@ class Bench:
         return draft.eval()
 
     def sample(self, drafter: Drafter) -> tuple[Batch, Blocks]:
-        """The first prompt with its answer, as the cache holds it, and a block at every place."""
+        """The first prompt with its answer, as in a cache, and a block at every position of the answer."""
         prompt = PROMPTS[0]
         ids = torch.tensor([*prompt, *self.greedy(drafter, prompt)])
         states = self.target(drafter.taps).run(ids[None])
@@ -149,7 +149,7 @@ def bench(target_folder: Path) -> Bench:
 
 @each_drafter
 def test_overfitting_one_sample_reaches_nearly_the_whole_length(bench: Bench, name: str) -> None:
-    """Pitfall 45, through the real decode loop."""
+    """Pitfall 45, with the real decoding loop."""
     drafter, prompt = DRAFTERS[name], PROMPTS[0]
     answer = decode(bench.target(drafter.taps), bench.overfitted(name), prompt, Sampler(), NEW)
     assert answer.answer == bench.greedy(drafter, prompt)
@@ -162,7 +162,7 @@ def test_overfitting_one_sample_reaches_nearly_the_whole_length(bench: Bench, na
 
 @each_drafter
 def test_greedy_output_is_the_targets_own(bench: Bench, name: str) -> None:
-    """Pitfalls 39 and 41: untrained, and trained for another prompt; at several limits, and to an end token."""
+    """Pitfalls 39 and 41, for an untrained draft and one trained for another prompt, at limits and end tokens."""
     drafter = DRAFTERS[name]
     target, drafts = bench.target(drafter.taps), [bench.new(drafter).eval(), bench.overfitted(name)]
     for prompt, limit in zip(PROMPTS[1:], (9, 14), strict=True):
@@ -200,7 +200,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
     ],
 )
 def test_sampled_output_is_distributed_as_the_targets(small: TargetConfig, name: str, count: int) -> None:
-    """What a reduced vocabulary cannot draft comes out as often as it should."""
+    """Tokens that a reduced vocabulary cannot draft also come out as often as they should."""
     drafter = dataclasses.replace(DRAFTERS[name], taps=(0, 1))
     block = 4 if name == "dflash_fill_in" else min(3, drafter.config().block_size)
     config = drafter.config(block_size=block, markov_rank=4 if drafter.algorithm == "dspark" else 0)
@@ -223,7 +223,7 @@ def random_draft(drafter: Drafter) -> Model:
 
 @torch.no_grad()
 def logits(draft: Model, batch: Batch, blocks: Blocks) -> torch.Tensor:
-    """Logits [B, A, G, D], the sequential head's part included."""
+    """Logits [B, A, G, D], including the part of the sequential head."""
     states = draft.block_states(batch, blocks)
     _, features = draft.head_inputs(batch, blocks, states)
     return draft.logits(states) + (0 if features is None else draft.markov_head.bias(features))
@@ -232,7 +232,7 @@ def logits(draft: Model, batch: Batch, blocks: Blocks) -> torch.Tensor:
 @each_drafter
 @pytest.mark.parametrize("attention", ["dense", "grouped"])
 def test_states_at_and_after_the_anchor_do_not_reach_the_block(name: str, attention: str) -> None:
-    """Pitfall 24, bit for bit. The state before the anchor is the last that counts, and it does."""
+    """Pitfall 24, bit for bit. The state before the anchor is the last one that a block sees."""
     draft = random_draft(DRAFTERS[name])
     draft.attention = attention
     batch, blocks = tiny.batch([30]), Blocks(torch.tensor([[4, 11, 20]]), torch.ones(1, 3, dtype=torch.bool))
@@ -277,7 +277,7 @@ def only(batch: Batch, blocks: Blocks, row: int) -> tuple[Batch, Blocks]:
 @each_drafter
 @pytest.mark.parametrize("attention", ["dense", "grouped"])
 def test_a_batch_is_its_sequences(name: str, attention: str) -> None:
-    """Pitfall 27: loss terms and gradients of an uneven batch are the sums over its sequences alone."""
+    """Pitfall 27: loss terms and gradients of an uneven batch are the sums of those of its sequences."""
     drafter = DRAFTERS[name]
     draft = random_draft(drafter).train()
     draft.attention = attention
@@ -299,7 +299,7 @@ def test_a_batch_is_its_sequences(name: str, attention: str) -> None:
 
 @each_drafter
 def test_what_was_trained_is_what_is_loaded(bench: Bench, name: str, tmp_path: Path) -> None:
-    """The same logits to the bit, and the same answer; also without the tensors that are the target's."""
+    """The logits are the same to the bit, and so is the answer, even if the target's tensors are not in the folder."""
     drafter, draft = DRAFTERS[name], bench.overfitted(name)
     checkpoint.save(draft, tmp_path)
     batch, blocks = bench.sample(drafter)

@@ -1,4 +1,4 @@
-"""Several exports of one draft by one command, through the entry point a user types."""
+"""Several exports of one draft by one command, as a user types it."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_several_exports_are_a_list_of_formats(typed: list[str], read: list[str]
 
 @pytest.mark.parametrize("typed", ["export=vllm,sglang,hub", "export=[vllm,sglang,hub]"])
 def test_hydra_composes_all_of_them(typed: str) -> None:
-    """Of the files of a group it would keep the last one's list."""
+    """Without special care, Hydra would keep only the list of the group's last file."""
     schema.register()
     with initialize_config_dir(CONF, version_base=None):
         config = schema.resolve(compose("config", overrides=listed(["stage=export", typed])))

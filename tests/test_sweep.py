@@ -1,4 +1,4 @@
-"""A plain Hydra sweep over the drafters through the very entry point a user types, on a tiny target."""
+"""A Hydra sweep over the drafters on a tiny target, by the command that a user types."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""For a target of every family: answers, cache, a step of training, and a draft that changes no answer."""
+"""For a target of every family: answers, a cache, one training step, and a draft that changes no answer."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ PROMPTS = [{"prompt": "Count the apples on the table."}, {"prompt": "Why is the 
 
 
 def config_of(folder: Path, target: Path) -> schema.Config:
-    """Two prompts, one step of two samples in fp32, 20 new tokens: beyond all windows and compressors."""
+    """Two prompts, one step of two samples in fp32, and 20 new tokens, more than any window or compressor holds."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
     return schema.Config(
@@ -53,7 +53,7 @@ def config_of(folder: Path, target: Path) -> schema.Config:
 def test_a_draft_trained_on_the_target_leaves_its_greedy_answers_as_they_are(
     family: str, tmp_path: Path
 ) -> None:
-    """Pitfall 41, through every stage and the files between them."""
+    """Pitfall 41, through every stage and its files."""
     config = config_of(tmp_path, tiny_targets.save(family, tmp_path / "target"))
     store = Store(config.artifacts)
     answers = run_answers(config, store)

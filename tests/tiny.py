@@ -16,7 +16,7 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-VOCABULARY = 272  # embedding rows; the tokenizer has 260 tokens, so that rows beyond it exist
+VOCABULARY = 272  # embedding rows, more than the tokenizer's 260 tokens
 LAYERS, HIDDEN = 4, 32
 
 
@@ -54,7 +54,7 @@ def located(folder: Path, **changes: object) -> TargetConfig:
 
 
 def save_target(folder: Path, seed: int = 0, scale: float = 6.0, **changes: object) -> Path:
-    """Write a random target (fp32; weights ``scale`` times wider, so that its choices are clear) and its tokenizer."""
+    """Write a random fp32 target and its tokenizer. ``scale`` times larger weights make its choices clear."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(target_config(**changes)).float().eval()
     with torch.no_grad():
@@ -68,7 +68,7 @@ def save_target(folder: Path, seed: int = 0, scale: float = 6.0, **changes: obje
 
 
 def drafter(algorithm: str = "dspark", **changes: object):
-    """Its config: block of 7; dspark and dflash have depth 2, dspark rank 8. ``changes``: fields of DrafterConfig."""
+    """A drafter's config with blocks of 7 (depth 2, rank 8 for dspark). ``changes`` are fields of DrafterConfig."""
     from pipeline.config import DrafterConfig
     from pipeline.drafts.algorithms import ALGORITHMS
 
@@ -77,7 +77,7 @@ def drafter(algorithm: str = "dspark", **changes: object):
 
 
 def target_tensors(rows: int = VOCABULARY, config: object = None) -> SimpleNamespace:
-    """Random TargetTensors in bf16, the final norm 1.5; ``config``: another target's."""
+    """Random TargetTensors in bf16 with a final norm of 1.5; ``config`` may be another target's."""
     g = torch.Generator().manual_seed(3)
     return SimpleNamespace(
         embedding=torch.randn(rows, HIDDEN, generator=g).bfloat16(),
@@ -94,9 +94,9 @@ def draft(
     ids: torch.Tensor | None = None,
     **changes,
 ):
-    """An untrained draft for the tiny target in fp32, of ``drafter(algorithm, **changes)``.
+    """An untrained fp32 draft for the tiny target, by ``drafter(algorithm, **changes)``.
 
-    ``ids``: a reduced draft vocabulary. Mask token 260, taps [0, 2].
+    ``ids`` are a reduced draft vocabulary. The mask token is 260, the taps are [0, 2].
     """
     from pipeline.drafts import registry
 
@@ -121,7 +121,7 @@ def draft(
 
 
 def batch(lengths: list[int], seed: int = 0, taps: int = 2):
-    """Random samples whose tokens from position 3 on are answers, padded to the longest."""
+    """Random samples, padded to the longest, whose tokens from position 3 on are answers."""
     from pipeline.drafts.base import Batch
 
     g = torch.Generator().manual_seed(seed)

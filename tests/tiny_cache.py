@@ -1,4 +1,4 @@
-"""A committed target cache of the tiny target, and the config of a run on it, made in a second."""
+"""A committed cache of the tiny target, and the config of a run on it; both are made in a second."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def samples(target: Target, lengths: Sequence[int], heldout: int, seed: int = 0)
 def make(
     store: Store, folder: Path, lengths: Sequence[int], heldout: int = 0, name: str = "tiny_chat"
 ) -> Artifact:
-    """Commit a cache of ``lengths`` tokens a sample, in segments of two samples."""
+    """Commit a cache whose samples have ``lengths`` tokens, in segments of two samples."""
     from data_specs.target_cache import SCHEMA_VERSION, CacheSpec
     from pipeline.states.store import write_index, write_segment
 
@@ -77,7 +77,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 
 
 def drafter_config(algorithm: str) -> schema.DrafterConfig:
-    """One of ``DRAFTERS``, named as its algorithm."""
+    """The config of one of ``DRAFTERS``, with the algorithm's name."""
     values = {"block_size": 3, "depth": 1} | ALGORITHMS[algorithm].fixed | DRAFTERS[algorithm]
     return schema.DrafterConfig(name=algorithm, algorithm=algorithm, **values)
 
@@ -131,23 +131,25 @@ def run(config: schema.Config, environment: dict[str, str]) -> None:
         socket.gethostname = lambda: host
     lease.LEASE_SECONDS = float(environment.get("TINY_LEASE", lease.LEASE_SECONDS))
     torch.set_num_threads(1)  # two ranks with two threads each are 30 times slower
-    loop.record.plot = lambda _, path: path.touch()  # half of such a run; test_record.py looks at plots
+    loop.record.plot = lambda _, path: (
+        path.touch()
+    )  # a plot would take half of such a run; test_record.py tests it
     store = Store(config.artifacts)
     loop.run_train(config, store, store.resolve("cache", "tiny_chat"))
 
 
 def fork_server() -> Any:
-    """The context whose processes are forked from one that has imported everything; it starts in the background."""
+    """The context that forks processes from one that has imported everything. It starts in the background."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_preload"])
-    # The fork server, which is started once, imports what it preloads by PYTHONPATH.
+    # The fork server starts once and finds the modules that it preloads by PYTHONPATH.
     with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         multiprocessing.forkserver.ensure_running()
     return context
 
 
 class Process:
-    """A run in a process that is ready in milliseconds (once the fork server is)."""
+    """A run in a process that starts in milliseconds once the fork server is ready."""
 
     def __init__(self, config: schema.Config, **environment: str) -> None:
         self.process = fork_server().Process(target=run, args=(config, environment))
@@ -156,7 +158,7 @@ class Process:
         self.pid: int = self.process.pid
 
     def wait(self) -> int:
-        """Its exit code (negative: the signal that killed it)."""
+        """The exit code of the process; a negative one is the signal that killed it."""
         self.process.join(timeout=240)
         code = self.process.exitcode
         if code is None:
@@ -166,7 +168,7 @@ class Process:
 
 
 def ranks_of(config: schema.Config, count: int) -> list[Process]:
-    """``count`` ranks of one run, as a launcher would start them."""
+    """``count`` ranks of one run, started as a launcher would."""
     port = free_port()
     return [
         Process(

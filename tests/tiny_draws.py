@@ -1,4 +1,4 @@
-"""Is sampled decoding lossless? A target of eight tokens, every continuation of which is known; chi-square tests."""
+"""Chi-square tests of whether sampled decoding is lossless, on a target of eight tokens that is known completely."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.target.tensors import load_tensors
 
 VOCABULARY = 8
 START = [3, 5]
-IDS = torch.tensor([0, 2, 3, 5, 7])  # a reduced vocabulary: three tokens can never be drafted
+IDS = torch.tensor([0, 2, 3, 5, 7])  # a reduced vocabulary, without three tokens
 
 
 def small_config(folder: Path) -> TargetConfig:
-    """A target of 8 tokens whose choices are spread, written to ``folder``."""
+    """The config of a target with 8 tokens and varied choices, written to ``folder``."""
     tiny.save_target(
         folder, scale=3.0, vocab_size=VOCABULARY, num_hidden_layers=2, eos_token_id=7, pad_token_id=0
     )
@@ -31,7 +31,7 @@ def small_config(folder: Path) -> TargetConfig:
 
 
 def small_draft(config: TargetConfig, drafter: DrafterConfig, reduced: bool = False) -> Model:
-    """An untrained draft for it whose heads, if it has any, matter."""
+    """An untrained draft for that target, whose heads (if it has any) have an effect."""
     torch.manual_seed(5)
     made = build(drafter, load_tensors(config), [0, 1], 6, Start(ids=IDS if reduced else None)).eval()
     with torch.no_grad():
@@ -42,7 +42,7 @@ def small_draft(config: TargetConfig, drafter: DrafterConfig, reduced: bool = Fa
 
 
 class Remembering:
-    """A target that runs the real model once for each different request; its cache is the list of ids."""
+    """A target that runs the real model once for each different request. Its cache is the list of ids."""
 
     def __init__(self, target: Target) -> None:
         self.real = target
@@ -73,7 +73,7 @@ class Remembering:
 
 
 def remembering(draft: Model) -> Model:
-    """``draft``, which makes each pass once for each different context and chain; its state is what it observed."""
+    """``draft``, changed to make one pass for each different context and chain. Its state is what it has observed."""
     start, observe, begin = draft.start, draft.observe, draft.begin
     known: dict[Any, Any] = {}
 
@@ -100,7 +100,7 @@ def remembering(draft: Model) -> Model:
 
 
 def exact(target: Target, sampler: Sampler) -> Tensor:
-    """Probabilities [V * V * V] of the first three tokens after START, from one run over all 512 of them."""
+    """Probabilities [V * V * V] of the first three tokens after START, from one run over all 512 triples."""
     triples = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * 3)
     ids = torch.cat([torch.tensor(START).expand(len(triples), -1), triples], -1)
     each = sampler.probabilities(target.logits(target.run(ids).last_hidden[:, 1:4]))  # [512, 3, V]
@@ -109,9 +109,9 @@ def exact(target: Target, sampler: Sampler) -> Tensor:
 
 @torch.inference_mode()
 def draws(target: Any, draft: Any, sampler: Sampler, count: int, seed: int) -> tuple[Tensor, float]:
-    """How often each of the 512 triples came out of ``count`` decodes; and the drafts accepted a round.
+    """How often each of the 512 triples came out of ``count`` decodes, and the accepted drafts of each round.
 
-    Every decode goes on where all but the last token of START have been taken in.
+    Every decode begins where all tokens of START but the last have been observed.
     """
     random = torch.Generator().manual_seed(seed)
     counts = [0] * VOCABULARY**3
@@ -128,7 +128,7 @@ def draws(target: Any, draft: Any, sampler: Sampler, count: int, seed: int) -> t
 
 
 def started(target: Any, draft: Any, sampler: Sampler, random: torch.Generator) -> _Loop:
-    """A decode's loop after its prefill, which a draw would only repeat; the next token follows START[-1]."""
+    """The decoding loop after the prefill, which would be the same in every draw. The next token follows START[-1]."""
     loop = _Loop(target, draft, sampler, random, ())
     prompt = torch.tensor(START[:-1])
     states = target.run(prompt[None], cache=loop.cache)
@@ -138,7 +138,7 @@ def started(target: Any, draft: Any, sampler: Sampler, random: torch.Generator) 
 
 
 def goodness(counts: Tensor, expected: Tensor) -> float:
-    """p-value of a chi-square test; cells with an expectation below 5 are merged."""
+    """The p-value of a chi-square test. Cells with an expected count below 5 are merged."""
     possible = expected > 0
     assert not counts[~possible].any(), "a token that was truncated away"
     observed, wanted = (x[possible] for x in (counts, expected))
@@ -149,7 +149,7 @@ def goodness(counts: Tensor, expected: Tensor) -> float:
 
 
 def agreement(first: Tensor, second: Tensor) -> float:
-    """p-value of a two-sample chi-square test; rare cells are merged, empty ones left out."""
+    """The p-value of a two-sample chi-square test. Rare cells are merged and empty ones left out."""
     some = first + second > 0
     a, b = merged(((first < 5) | (second < 5))[some], first[some], second[some])
     share = float((b.sum() / a.sum()).sqrt())
@@ -158,17 +158,17 @@ def agreement(first: Tensor, second: Tensor) -> float:
 
 
 def merged(few: Tensor, *cells: Tensor) -> list[Tensor]:
-    """The cells with those in ``few`` added up into one, if there are any."""
+    """The cells, with those in ``few`` merged into one."""
     return [torch.cat([x[~few], x[few].sum()[None]]) if few.any() else x for x in cells]
 
 
 def pairs(triples: Tensor) -> Tensor:
-    """Counts of the first two tokens: 64 cells, for few draws."""
+    """Counts of the first two tokens, which need fewer draws because they have only 64 cells."""
     return triples.view(VOCABULARY**2, VOCABULARY).sum(1)
 
 
 def check_lossless(target: Any, real: Target, draft: Any, sampler: Sampler, count: int, plain: int) -> None:
-    """``count`` draws with the draft, ``plain`` without it, against each other and against the exact probabilities."""
+    """Compare ``count`` draws with the draft, ``plain`` draws without it, and the exact probabilities."""
     expected = exact(real, sampler)
     with_draft, accepted = draws(target, draft, sampler, count, seed=1)
     without, _ = draws(target, None, sampler, plain, seed=2)

@@ -42,7 +42,7 @@ DRAFTS: dict[str, tuple[str, dict, tuple[int, ...]]] = {
 
 
 def make(name: str) -> Model:
-    """The draft ``name`` with random weights, and norms that are not all one."""
+    """The draft ``name`` with random weights; the norms' weights differ from one."""
     algorithm, changes, taps = DRAFTS[name]
     changes = dict(changes)
     ids = changes.pop("ids", None)
@@ -60,7 +60,7 @@ def make(name: str) -> Model:
 
 
 def saved(name: str, folder: Path) -> tuple[Model, DraftSource]:
-    """The draft ``name`` and what an export reads of its folder."""
+    """The draft ``name``, saved in ``folder``, and what an export reads from there."""
     draft = make(name)
     checkpoint.save(draft, folder)
     return draft, read_source(folder)

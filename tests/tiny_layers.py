@@ -17,7 +17,7 @@ def config(family: str, target: object = None, **changes: object):
 
 
 def unified() -> object:
-    """A Gemma 4 target whose full layers have keys that are the values too."""
+    """A Gemma 4 target whose full-attention layers use one projection for keys and values."""
     return tiny_targets.gemma4_unified().config.get_text_config()
 
 

@@ -1,4 +1,4 @@
-"""Imported once by the fork server of tiny_cache.py: what a run imports, some of it late (seconds in each process)."""
+"""Imports what a run imports, once in the fork server of tiny_cache.py; in each process it would take seconds."""
 
 import deepspeed
 import deepspeed.ops.op_builder

@@ -1,4 +1,4 @@
-"""What summary.json and study.json hold, small and with odd numbers, for the tests of the pages."""
+"""Small contents of summary.json and study.json with unusual numbers, for the tests of the pages."""
 
 
 def told(value, spread=0.1):
@@ -17,7 +17,7 @@ def metrics(level, positions=3):
 
 
 def quality(rounds, ece):
-    """Of one position: all predictions in bins 4 and 9."""
+    """The quality of one position, with all predictions in bins 4 and 9."""
     bins = [None] * 20
     counts = [0] * 20
     predicted, observed = bins[:], bins[:]
@@ -50,7 +50,7 @@ def sweep():
 
 
 def summary(draft="tiny_dspark", levels=None, positions=3, **facts):
-    """Of benchmarks and how good they are; zeta comes first."""
+    """A summary of benchmarks and their quality; zeta comes first."""
     levels = levels or {"zeta": 1.5, "alpha": 0.7}
     known = {
         "draft": draft, "target": "tiny", "sampler": {"temperature": 0.0, "top_p": None}, "threshold": 0.0,
@@ -79,7 +79,7 @@ def context(length):
 
 
 def profile():
-    """Of two contexts, Bmax 3."""
+    """A profile of two contexts with Bmax 3."""
     points = [{"tokens": n, "seconds": 0.0123 * n, "interval": [0.012 * n, 0.0131 * n]} for n in (1, 2, 3)]
     curves = [{"context": c, "points": points, "fit": [0.0123, 0.0246, 0.0369]} for c in (128, 512)]
     machine = {"device": "a <CPU>", "cores": 2, "threads": 2, "torch": "2.13.0", "dtype": "float32"}
@@ -87,7 +87,7 @@ def profile():
 
 
 def full(**changes):
-    """With calibration, sweep and profile."""
+    """A summary with calibration, sweep and profile."""
     return summary(**changes) | {"calibration": calibration(), "sweep": sweep(), "profile": profile()}
 
 
@@ -104,7 +104,7 @@ def run(policy, concurrency, scale=1.0, **more):
 
 
 def study():
-    """As data_specs/study.py says."""
+    """A study.json as data_specs/study.py describes it."""
     policies = ("plain", "fixed_7", "algorithm_1")
     real = [run(policy, r, repeats=1, throughputs=[3.0]) for policy in policies for r in (1, 2, 4)]
     closed = [run(p, r, 900.0, sps="h100", arrival=None) for p in policies for r in (1, 64, 2048)]

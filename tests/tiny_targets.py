@@ -1,6 +1,6 @@
 """A tiny random target of every family (width 32, 3 to 6 layers, 272 rows), with the tokenizer of tiny.py.
 
-Windows are 8 tokens and compressors close windows of 4 and 8, so that they matter in any sentence.
+Windows have 8 tokens, and compressors close windows of 4 and 8 tokens, so that any sentence is longer.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 2048,
     "tie_word_embeddings": False, "eos_token_id": [258, 256], "pad_token_id": 256, "bos_token_id": None,
 }  # fmt: skip
-CAP = 1.0  # of logits that would reach 1.2
+CAP = 1.0  # because logits would reach 1.2
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 GEMMA = {"tie_word_embeddings": True, "eos_token_id": 258, **WINDOWS}
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def qwen3() -> Any:
-    """Untied head, two EOS ids, 12 embedding rows more than tokens."""
+    """An untied head, two EOS ids, and 12 more embedding rows than tokens."""
     return hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES))
 
 
 def qwen3_moe() -> Any:
-    """Two of four experts a token, in all layers but the first."""
+    """Each token uses two of four experts, in all layers but the first."""
     experts = {
         "num_experts": 4,
         "num_experts_per_tok": 2,
@@ -51,7 +51,7 @@ def qwen3_moe() -> Any:
 
 
 def llama() -> Any:
-    """Llama 3's rotary scaling."""
+    """A Llama with Llama 3's rotary scaling."""
     rope = {
         "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
@@ -65,18 +65,18 @@ def smollm2() -> Any:
 
 
 def smollm3() -> Any:
-    """Every second layer without rotary positions; tied."""
+    """Every second layer has no rotary positions; the head is tied."""
     config = hf.SmolLM3Config(**SIZES | {"tie_word_embeddings": True}, no_rope_layer_interval=2)
     return hf.SmolLM3ForCausalLM(config)
 
 
 def gemma3() -> Any:
-    """Text only: scaled and tied embedding, windows, rotary settings by layer type, capped logits."""
+    """Text only, with a scaled and tied embedding, windows, rotary settings by layer type, and capped logits."""
     return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**SIZES | GEMMA, final_logit_softcapping=CAP))
 
 
 def gemma3_multimodal() -> Any:
-    """A text config inside a multimodal one, as gemma-3-4b to 27b are published."""
+    """A text config inside a multimodal one, as in gemma-3-4b to 27b."""
     vision = hf.SiglipVisionConfig(**VISION, image_size=28, patch_size=14)
     text = hf.Gemma3TextConfig(**SIZES | GEMMA)
     config = hf.Gemma3Config(
@@ -86,7 +86,7 @@ def gemma3_multimodal() -> Any:
 
 
 def gemma4() -> Any:
-    """Inputs by layer, the last two layers with the keys of others, wider heads in full layers (as E2B and E4B)."""
+    """As E2B and E4B: inputs by layer, two last layers that use the keys of others, wider heads in full layers."""
     layers = ["sliding_attention", "full_attention"] * 3
     own = {"num_hidden_layers": 6, "layer_types": layers, "num_kv_shared_layers": 2, "global_head_dim": 16}
     inputs = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": tiny.VOCABULARY}
@@ -97,7 +97,7 @@ def gemma4() -> Any:
 
 
 def gemma4_unified() -> Any:
-    """Keys that are the values too, one wide key head in full layers (as 12B)."""
+    """As 12B: one projection for keys and values, and one wide key head in full layers."""
     own = {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
     text = hf.Gemma4UnifiedTextConfig(**SIZES | GEMMA | own, final_logit_softcapping=CAP)
     return hf.Gemma4UnifiedForConditionalGeneration(
@@ -106,7 +106,7 @@ def gemma4_unified() -> Any:
 
 
 def gpt_oss() -> Any:
-    """Attention sinks, windows in every second layer, experts with biases."""
+    """Attention sinks, windows in every second layer, and experts with biases."""
     layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}
     rope = {
         "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -117,10 +117,10 @@ def gpt_oss() -> Any:
 
 
 def deepseek_v4() -> Any:
-    """Four residual streams; windows alone, heavily compressed, and sparsely compressed layers; two kinds of routing.
+    """Four residual streams, two kinds of routing, and layers with windows, heavy compression and sparse compression.
 
-    With few index heads the indexer's ReLU leaves many entries with the score 0, and which of those are the best
-    three depends on how many there are: not even the model itself would agree with a longer run of it.
+    With few index heads, the indexer's ReLU gives many entries the score 0. Which of them are the best three would then
+    depend on how many there are, and the model would not even agree with a longer run of itself.
     """
     layers = ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"] * 2
     own: dict[str, Any] = {
@@ -134,7 +134,7 @@ def deepseek_v4() -> Any:
     sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
     model = hf.DeepseekV4ForCausalLM(hf.DeepseekV4Config(**sizes | own))
     for name, table in model.named_buffers():
-        if name.endswith("tid2eid"):  # which experts a token goes to; zeros until a checkpoint fills it
+        if name.endswith("tid2eid"):  # the experts of each token; zeros until a checkpoint fills it
             table.copy_(torch.rand(len(table), 4).argsort(-1)[:, :2])
     return model
 
@@ -149,10 +149,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 
 def save(family: str, folder: Path, seed: int = 0) -> Path:
-    """Write the random target of ``family`` (fp32; weights ten times wider, so that its choices are clear).
+    """Write the random fp32 target of ``family``. Weights are ten times larger, so that its choices are clear.
 
-    An embedding that is the head too is only three times wider: else every token's best successor is itself. Rows of
-    special tokens and beyond are narrow: answers hold bytes, and end at their limit.
+    A tied embedding is only three times larger, because otherwise every token's best successor would be itself. Rows of
+    special tokens and beyond are small, so that answers consist of bytes and end at their limit.
     """
     torch.manual_seed(seed)
     model = FAMILIES[family]().float().eval()
@@ -172,7 +172,7 @@ def save(family: str, folder: Path, seed: int = 0) -> Path:
 
 
 def capture_rank(configs: Sequence[Config], environment: dict[str, str], said: Path) -> None:
-    """Capture ``configs`` one after another as one rank; what came of each goes into the file ``said``."""
+    """Capture ``configs`` one after another as one rank, and write the outcome of each to the file ``said``."""
     from stages.cache.capture import run_capture
 
     os.environ.update(environment)
@@ -189,7 +189,7 @@ def capture_rank(configs: Sequence[Config], environment: dict[str, str], said: P
 
 
 def capture_together(configs: Sequence[Config], ranks: int, folder: Path) -> list[list[str]]:
-    """What came of ``configs`` on every one of ``ranks`` processes: a reference, or the error."""
+    """The outcome of ``configs`` on each of ``ranks`` processes: a reference or an error."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["stages.train.loop", "stages.cache.capture", "deepspeed", "zarr"])
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its table at a tiny size: what it measures is not judged, only that it still measures."""
+"""Every benchmark prints its table at a tiny size. The tests check only that it runs, not its figures."""
 
 import importlib.util
 import sys
@@ -25,7 +25,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 
     def load(name: str, *arguments: str) -> ModuleType:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
-        # By its path: one of them is called as a module of Python's own library.
+        # Load it by its path, because one of them has the name of a standard module.
         spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

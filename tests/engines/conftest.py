@@ -1,4 +1,4 @@
-"""What the engine tests share: the targets, the environments, exports, and the table of what was seen."""
+"""What the engine tests share: targets, environments, exports, and the table of results."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Export = Callable[..., Path]
 
 
 def engine(name: str) -> Environment:
-    """The environment ``name``; a test without one is skipped."""
+    """The environment ``name``. If it cannot be made, the test is skipped."""
     try:
         return environments.environment(name)
     except environments.Unavailable as reason:
-        pytest.skip(f"{name} cannot be had: {reason}")
+        pytest.skip(f"{name} is not available: {reason}")
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,7 @@ def llama_cpp() -> Environment:
 
 @pytest.fixture
 def converter(llama_cpp: Environment, monkeypatch: pytest.MonkeyPatch) -> Converter:
-    """llama.cpp's converter, run by this interpreter in fp32; it finds what it imports."""
+    """llama.cpp's converter, which this interpreter runs in fp32; the variables name what it imports."""
     monkeypatch.setenv("LLAMA_CPP", str(llama_cpp.folder / "llama.cpp"))
     monkeypatch.setenv("PYTHONPATH", str(llama_cpp.folder / "extras"))
     return Converter(Path(__file__).parent / "convert.py", sys.executable, "f32")
@@ -70,7 +70,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> subjects.Bench:
 
 @pytest.fixture(scope="session")
 def overfitted(tmp_path_factory: pytest.TempPathFactory) -> subjects.Bench:
-    """The tiny target and one prompt, whose answer its DSpark knows by heart (pitfall 45)."""
+    """The tiny target with one prompt, to whose answer its DSpark is overfitted (pitfall 45)."""
     bench = subjects.Bench(tmp_path_factory.mktemp("overfitted"), subjects.PROMPTS[:1])
     bench.name = "tiny, one prompt"
     bench.drafters = {"dspark": dataclasses.replace(subjects.DRAFTERS["dspark"], steps=120)}
@@ -79,7 +79,7 @@ def overfitted(tmp_path_factory: pytest.TempPathFactory) -> subjects.Bench:
 
 @pytest.fixture(scope="session")
 def smollm2() -> subjects.Known:
-    """SmolLM2 and the draft of a quickstart that ran here; its store is ``$DRAFTLINE_ARTIFACTS``, or ./artifacts."""
+    """SmolLM2 and the draft of a quickstart on this machine, from the store ``$DRAFTLINE_ARTIFACTS`` or ./artifacts."""
     store = Store(Path(os.environ.get("DRAFTLINE_ARTIFACTS") or ROOT / "artifacts"))
     try:
         return subjects.Known(store.resolve("draft", "smollm2_dspark").path)
@@ -89,7 +89,7 @@ def smollm2() -> subjects.Known:
 
 @pytest.fixture(scope="session")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
-    """``export(draft, format, **settings)`` is the folder that ``stage=export`` makes of a draft's folder."""
+    """``export(draft, format, **settings)`` runs ``stage=export`` on a draft's folder; returns the export's folder."""
     store = Store(tmp_path_factory.mktemp("exports"))
 
     def made(draft: Path | Artifact, form: str, **settings: object) -> Path:
@@ -108,7 +108,7 @@ def is_engine(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """A run of all engine tests begins a new table."""
+    """Begin a new table if all engine tests run."""
     options, whole = session.config.option, Path(__file__).parent
     if options.collectonly or options.keyword or options.lf or not any(map(is_engine, session.items)):
         return
@@ -125,7 +125,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """results.md beside the environments: the table of docs/engines.md."""
+    """Write results.md, the table of docs/engines.md, beside the environments."""
     if any(map(is_engine, terminalreporter._session.items)):
         shown = results.write()
         terminalreporter.write_line(f"\n{shown}\nThis table is {environments.root() / 'results.md'}.")

@@ -1,6 +1,8 @@
-"""llama.cpp's convert_hf_to_gguf.py, which takes tokenizers that it knows by their hash only: the tiny one passes for
-GPT-2's, which splits bytes alike. It has no merges, without which llama.cpp loads nothing: one is made up, which
-prompts of ids never meet. ``$LLAMA_CPP`` is the checkout, ``export.converter`` this file.
+"""Runs llama.cpp's convert_hf_to_gguf.py with the tiny tokenizer.
+
+The converter accepts only tokenizers whose hash it knows, so the tiny one is declared to be GPT-2's, which splits bytes
+in the same way. llama.cpp also needs a merge, which the tiny tokenizer lacks; prompts of ids never use the one that is
+added here. ``$LLAMA_CPP`` is the checkout, and ``export.converter`` is this file.
 """
 
 import os

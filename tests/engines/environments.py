@@ -1,9 +1,9 @@
-"""Engines in virtual environments of their own, made once under a cache folder from package registries alone.
+"""Engines in virtual environments of their own, made once in a cache folder from package registries.
 
-    python tests/engines/environments.py [vllm llama_cpp mlx speculators]     make them beforehand (all of them)
+    python tests/engines/environments.py [vllm llama_cpp mlx speculators]     make these, or all, beforehand
 
-Each lies in ``$DRAFTLINE_ENGINES/NAME-VERSION`` (default ``~/.cache/draftline/engines``). Its last file, ready.json,
-says that it is whole: a folder without one (a set-up that was killed), or of another recipe, is made again.
+Each is in ``$DRAFTLINE_ENGINES/NAME-VERSION`` (default ``~/.cache/draftline/engines``). The last file of a set-up is
+ready.json. A folder without it, because the set-up was killed, or a folder of another recipe is made again.
 """
 
 from __future__ import annotations
@@ -23,41 +23,39 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 READY = "ready.json"
-MINUTES = 180  # of one step at most; llama.cpp takes ten to build on two free cores
-LOCAL = (
-    "vllm_norms",
-    "triton_on_cpu",
-)  # packages beside this file; a copy is built, since pip leaves things behind
-# Extras of vision and sound: their builds break vLLM's import, and text needs none of them.
+MINUTES = 180  # the longest time of one step; llama.cpp's build takes ten on two free cores
+# Packages beside this file. A copy of each is built, because pip leaves files in the folder.
+LOCAL = ("vllm_norms", "triton_on_cpu")
+# Packages for vision and sound. Their builds break vLLM's import, and text does not need them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
 class Unavailable(Exception):
-    """An engine that cannot be had on this machine; the message says why."""
+    """An engine cannot be installed on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an environment holds: ``packages`` from the registry, then whatever ``build`` adds to its folder."""
+    """The contents of an environment: ``packages`` from the registry, and what ``build`` adds to its folder."""
 
     name: str
     version: str
     packages: tuple[str, ...]
     unwanted: tuple[str, ...] = ()
     build: Callable[[Path], None] = field(default=lambda folder: None)
-    shown: tuple[str, ...] = ()  # packages whose versions stand in the table
+    shown: tuple[str, ...] = ()  # packages whose versions the table shows
     revision: int = 1  # of ``build``
 
     @property
     def identity(self) -> str:
-        """Whatever changes when the environment has to be made again."""
+        """A text that changes if the environment has to be made again."""
         python = ".".join(map(str, sys.version_info[:2]))
         return json.dumps([python, self.version, self.packages, self.unwanted, self.revision])
 
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment that is ready. ``versions``: of what it runs, as the table shows them."""
+    """An environment that is ready. ``versions`` are those of its programs, as the table shows them."""
 
     folder: Path
     versions: str
@@ -68,19 +66,19 @@ class Environment:
 
 
 def root() -> Path:
-    """Where the environments lie."""
+    """The folder of all environments."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("DRAFTLINE_ENGINES") or cache / "draftline" / "engines")
 
 
 @functools.cache
 def environment(name: str) -> Environment:
-    """The environment ``name``, made if need be; raises ``Unavailable`` where that fails."""
+    """The environment ``name``, made if necessary. Raises ``Unavailable`` if that fails."""
     recipe = RECIPES[name]
     folder = root() / f"{recipe.name}-{recipe.version}"
     with _alone(folder):
         if not _is_ready(folder, recipe):
-            (folder / READY).unlink(missing_ok=True)  # first: what is half removed is not ready
+            (folder / READY).unlink(missing_ok=True)  # first, because a half-removed folder is not ready
             shutil.rmtree(folder, ignore_errors=True)
             _make(folder, recipe)
         return Environment(folder, json.loads((folder / READY).read_text())["versions"])
@@ -88,7 +86,7 @@ def environment(name: str) -> Environment:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time makes ``folder``; the kernel lets go of the lock of one that is killed."""
+    """Let one process at a time make ``folder``. The kernel releases the lock of a killed process."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -124,43 +122,43 @@ def _versions(folder: Path, recipe: Recipe) -> str:
 
 
 def pip(folder: Path, command: str, *arguments: str | Path) -> None:
-    """pip of the environment in ``folder``; modules are compiled when they are imported, which is quicker."""
+    """Run pip of the environment in ``folder``. Modules are compiled at their import, which is faster."""
     arguments = ("--no-compile", *arguments) if command == "install" else arguments
     run([folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", command, *arguments])
 
 
 def run(command: Sequence[str | Path]) -> str:
-    """Standard output of ``command``; ``Unavailable`` with its last line where it fails."""
+    """The standard output of ``command``. Raises ``Unavailable`` with its last line if it fails."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60 * MINUTES, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{' '.join(words)}: {error}") from error
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing was said").splitlines()
+        said = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()
         errors = [line for line in said if "error" in line.lower()] or said
         raise Unavailable(f"{' '.join(words)} ended with {done.returncode}: {errors[-1]}")
     return str(done.stdout)
 
 
-# --- what the registry does not have -------------------------------------------------------------------------------
+# --- parts that the registry does not have ---
 
 
 def _build_vllm(folder: Path) -> None:
-    """A correction of its norms on a CPU; and ``extras``, on the PYTHONPATH of runs by its second runner."""
+    """Add the correction of vLLM's norms on a CPU, and ``extras``, which its second runner needs on PYTHONPATH."""
     packages = [Path(shutil.copytree(HERE / name, folder / "source" / name)) for name in LOCAL]
     pip(folder, "install", "--no-deps", packages[0])
     pip(folder, "install", "--no-deps", "--target", folder / "extras", packages[1])
 
 
 def _build_llama_cpp(folder: Path) -> None:
-    """``llama.cpp``: the source inside llama-cpp-python's package, with its server; ``extras`` for its converter."""
+    """Build ``llama.cpp`` and its server from llama-cpp-python's source package; add ``extras`` for its converter."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise Unavailable("llama.cpp is built from source: there is no C++ compiler")
+        raise Unavailable("llama.cpp is built from source, and there is no C++ compiler")
     package = f"llama-cpp-python=={RECIPES['llama_cpp'].version}"
     source = folder / "source"
-    # pip asks the archive's build backend for its name and version: scikit-build-core is installed for that.
+    # pip asks the archive's build backend for its name and version, so scikit-build-core is installed.
     alone = ("--no-deps", "--no-build-isolation", "--no-binary", "llama-cpp-python")
     pip(folder, "download", *alone, "-d", source, package)
     (archive,) = source.glob("*.tar.gz")
@@ -175,7 +173,7 @@ def _build_llama_cpp(folder: Path) -> None:
     ])  # fmt: skip
     jobs = os.environ.get("DRAFTLINE_ENGINES_JOBS") or str(os.cpu_count() or 1)
     run([cmake, "--build", tree, "--target", "llama-server", "-j", jobs])
-    # Draftline's own interpreter runs the converter, which wants this beside torch and transformers.
+    # Draftline's own interpreter runs the converter, which needs this package besides torch and transformers.
     pip(folder, "install", "--no-deps", "--target", folder / "extras", "sentencepiece")
 
 
@@ -200,4 +198,4 @@ if __name__ == "__main__":
             made = environment(chosen)
             print(f"{chosen}: {made.folder} ({made.versions})")
         except Unavailable as reason:
-            print(f"{chosen}: cannot be had: {reason}")
+            print(f"{chosen}: not available: {reason}")

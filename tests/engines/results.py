@@ -1,7 +1,7 @@
-"""The table of docs/engines.md: what an engine counted beside what draftline did, or why there is nothing.
+"""The table of docs/engines.md: what an engine counted and what draftline counted, or why there is no result.
 
-A row is a line of results.jsonl beside the environments as soon as it is known, so that several runs and processes fill
-one table: the rows of a test that ran again replace those of its run before; a run of all tests begins a new table.
+Each row is written at once as a line of results.jsonl beside the environments, so that several runs and processes fill
+one table. If a test runs again, its rows replace those of its earlier run. A run of all tests begins a new table.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ HEADER = (
     "outcome",
     "day",
 )
-RUN = f"{os.getpid()}-{time.time_ns()}"  # of this process
-SHOWN = 200  # characters of a reason
+RUN = f"{os.getpid()}-{time.time_ns()}"  # identifies this process
+SHOWN = 200  # the longest reason, in characters
 
 
 def add(engine: str, target: str, draft: str, theirs: object, ours: object, same_output: bool) -> None:
-    """A comparison of counters; ``same_output``: the answers with the draft, without it, and draftline's."""
+    """Add a comparison of counters. ``same_output``: answers with the draft, without it and by draftline are equal."""
     apart = [what for what, same in (("output", same_output), ("counters", theirs == ours)) if not same]
     outcome = f"{' and '.join(apart)} DIFFERENT" if apart else "output and counters equal"
     _append((engine, target, draft, str(theirs), str(ours), outcome))
 
 
 def add_figure(engine: str, target: str, draft: str, shown: str, holds: bool) -> None:
-    """A comparison whose outcome is one figure."""
+    """Add a comparison whose result is one figure."""
     _append((engine, target, draft, shown, "", "equal" if holds else "DIFFERENT"))
 
 
 def missing(engine: str, what: str, outcome: str) -> None:
-    """What is not known of an engine, and why: its begin and end, on one line, without a path of this machine."""
+    """Add a row for a missing result with its reason: one line, shortened, without a path of this machine."""
     text = " ".join(outcome.replace(f"{environments.root()}/", "").split()).replace("|", "/")
     text = text if len(text) <= SHOWN else f"{text[: SHOWN // 3]} ... {text[-SHOWN // 2 :]}"
     _append((engine, "-", what, "-", "-", text))
 
 
 def record(item: pytest.Item, report: pytest.TestReport) -> None:
-    """A row for a test that was skipped or failed: it says so."""
+    """Add a row for a test that was skipped or failed."""
     names = [name for name in getattr(item, "fixturenames", []) if name in environments.RECIPES]
     engine = f"{names[0]} {environments.RECIPES[names[0]].version}" if names else item.path.stem
     if report.skipped:
@@ -63,12 +63,12 @@ def record(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def begin() -> None:
-    """A new table."""
+    """Begin a new table."""
     _path().unlink(missing_ok=True)
 
 
 def rows() -> list[tuple[str, ...]]:
-    """The table's rows: of every test those of its latest run, file by file."""
+    """The table's rows, file by file: for each test, those of its latest run."""
     lines = [json.loads(line) for line in _path().read_text().splitlines()] if _path().exists() else []
     latest = {line["test"]: line["run"] for line in lines}
     kept = [line for line in lines if line["run"] == latest[line["test"]]]
@@ -77,7 +77,7 @@ def rows() -> list[tuple[str, ...]]:
 
 
 def write() -> str:
-    """The table, also written to results.md beside the environments."""
+    """Write the table to results.md beside the environments, and return it."""
     text = markdown_table(HEADER, rows()) + "\n"
     partial = _path().with_suffix(f".{os.getpid()}.tmp")
     partial.write_text(text)
@@ -90,7 +90,7 @@ def _path() -> Path:
 
 
 def _append(cells: tuple[str, ...]) -> None:
-    """One write at the end of the file: processes do not tear each other's lines."""
+    """Append the line with one write, so that processes do not mix their lines."""
     test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
     line: dict[str, Any] = {"run": RUN, "test": test, "day": str(date.today()), "cells": cells}
     _path().parent.mkdir(parents=True, exist_ok=True)

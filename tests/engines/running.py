@@ -1,4 +1,4 @@
-"""Runs in an engine's environment: one of runners/, asked by JSON on its standard input, answering on its last line."""
+"""Runs a script of runners/ in an engine's environment: it reads a JSON request and prints a JSON answer last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINUTES = 15
 
 
 def ask(environment: Environment, runner: str, request: dict[str, Any], **variables: str) -> dict[str, Any]:
-    """What ``runner`` answers to ``request``; its last lines where it fails."""
+    """The answer of ``runner`` to ``request``. If it fails, the assertion shows its last lines."""
     done = subprocess.run(
         [environment.python, RUNNERS / runner],
         input=json.dumps(request),
@@ -32,6 +32,6 @@ def ask(environment: Environment, runner: str, request: dict[str, Any], **variab
 
 
 def counted(answer: dict[str, Any]) -> Counters:
-    """The counters of an answer."""
+    """The counters in an answer."""
     found = answer["counters"]
     return Counters(int(found["drafts"]), int(found["accepted"]), [int(n) for n in found["by_position"]])

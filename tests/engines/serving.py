@@ -1,4 +1,4 @@
-"""Engines as servers on loopback, for as long as a test needs them."""
+"""Starts engines as servers on loopback and ends them when a test no longer needs them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 300  # seconds until a server answers
 
 @dataclass(frozen=True)
 class Server:
-    """One that answers at ``url``."""
+    """A server that answers at ``url``."""
 
     url: str
     port: int
@@ -33,9 +33,9 @@ class Server:
 def served(
     command: Sequence[str | Path], log: Path, port: int | None = None, **variables: str
 ) -> Iterator[Server]:
-    """``command`` with a host and a port, until it is not needed. ``log`` has what it says.
+    """Run ``command`` with a host and a port during the block; ``log`` gets its output.
 
-    It has a session of its own, all of which ends: vLLM's engine outlives a front that is killed.
+    The server has its own session, which ends as a whole, because vLLM's engine survives when its front is killed.
     """
     port = port or free_port()
     words = [*map(str, command), "--host", "127.0.0.1", "--port", str(port)]
@@ -67,7 +67,7 @@ def _wait(server: Server, log: Path) -> None:
 
 
 SERVE_DRAFT = Path(__file__).parents[2] / "launch" / "serve_draft.sh"
-# One slot and fp32 caches.
+# They give one slot and fp32 caches.
 LLAMA_OPTIONS = [
     "-c", "1024", "-np", "1", "-t", "2", "-ctk", "f32", "-ctv", "f32", "--cache-ram", "0", "--metrics", "--no-webui",
 ]  # fmt: skip
@@ -78,24 +78,24 @@ VLLM_OPTIONS = [
 
 
 def llama_server(environment: Environment, target: Path, *options: str | Path) -> list[str | Path]:
-    """llama.cpp's server."""
+    """The command of llama.cpp's server."""
     return [_llama(environment), "-m", target, *LLAMA_OPTIONS, *options]
 
 
 def vllm_server(environment: Environment, target: Path) -> list[str | Path]:
-    """vLLM's OpenAI-compatible server."""
+    """The command of vLLM's OpenAI-compatible server."""
     program = [environment.python, "-m", "vllm.entrypoints.openai.api_server"]
     return [*program, "--model", target, *VLLM_OPTIONS]
 
 
 def draft_server(engine: str, export: Path, *target: Path) -> list[str | Path]:
-    """launch/serve_draft.sh; an export knows its target, unless that is a folder."""
+    """The command of launch/serve_draft.sh. An export knows its target unless that is a local folder."""
     options = {"vllm": VLLM_OPTIONS, "llama_cpp": [*LLAMA_OPTIONS, "-ctkd", "f32", "-ctvd", "f32"]}
     return [SERVE_DRAFT, engine, export, *target, *options[engine]]
 
 
 def programs(engine: str, environment: Environment) -> dict[str, str]:
-    """The variables by which the script knows the programs of ``environment``."""
+    """The variables that tell the script the programs of ``environment``."""
     if engine == "vllm":
         return {"PYTHON": str(environment.python)}
     return {"PYTHON": sys.executable, "LLAMA_SERVER": str(_llama(environment))}

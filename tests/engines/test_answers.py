@@ -1,4 +1,4 @@
-"""Answers by real servers on loopback: vLLM returns its ids, llama.cpp text alone. Both answer as the target itself."""
+"""Answers by real servers on loopback: vLLM returns ids, llama.cpp only text. Both must equal the target's own."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ UNITS = len(TEXTS) // 2
 
 
 class Answers(NamedTuple):
-    """``by_prompt``: ids, and why they end; ``counts``: what the stage counted besides."""
+    """``by_prompt`` are the ids of each answer and why it ended; ``counts`` is what the stage counted."""
 
     by_prompt: dict[str, tuple[list[int], str]]
     counts: dict[str, int]
 
 
 def answered(folder: Path, engine: str, url: str = "") -> Answers:
-    """The stage's answers to ``TEXTS``: greedy, two prompts a unit."""
+    """The stage's greedy answers to ``TEXTS``, in units of two prompts."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = folder / "prompts.jsonl"
     rows.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
@@ -59,7 +59,7 @@ def answered(folder: Path, engine: str, url: str = "") -> Answers:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """The target's own answers, by the in-process engine."""
+    """The target's own answers, made in this process."""
     made = answered(tmp_path_factory.mktemp("own"), "hf")
     assert len(made.by_prompt) == len(TEXTS)
     return made
@@ -68,9 +68,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 def check(
     command: Sequence[str | Path], own: Answers, folder: Path, versions: str, counts: dict[str, int]
 ) -> None:
-    """A whole run, and one whose server is killed after its first unit and started again.
+    """Compare a whole run, and one whose server is killed after the first unit and started again.
 
-    ``counts``: what both count; without ``retokenized`` the ids are all the engine's.
+    Both count ``counts``. Without ``retokenized``, all ids come from the engine.
     """
     with served(command, folder / "server.log") as server:
         whole = answered(folder / "whole", "openai", server.url)
@@ -87,7 +87,7 @@ def check(
 
 
 def killed(server: Server, folder: Path) -> None:
-    """Answer until the first unit is written; the server is gone before the last is."""
+    """Answer until the first unit is written, and end the server before the last one is."""
 
     def kill() -> None:
         while not list(folder.rglob("0*.parquet")):

@@ -1,4 +1,4 @@
-"""States by the real vLLM equal those of the target in process, to rounding (issue 5; vLLM 0.32.0 on a CPU)."""
+"""The states of the real vLLM equal those of the target in process, except for rounding (vLLM 0.32.0 on a CPU)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stages.cache.forecast import spec_of
 from stages.cache.vllm_process import WorkerError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]
-LENGTHS = ((4, 60), (3, 9), (30, 2), (5, 41), (2, 150), (7, 1))  # prompt and answer tokens
+LENGTHS = ((4, 60), (3, 9), (30, 2), (5, 41), (2, 150), (7, 1))  # numbers of prompt and answer tokens
 
 
 def row_of(number: int, prompt: int, answer: int) -> AnswerRow:
@@ -57,7 +57,7 @@ def captured(config: Config) -> Artifact:
 
 
 def error(made: Artifact, exact: Artifact) -> float:
-    """The largest relative error |a - b| / |b| (Frobenius) of a tap, or of the final states, over all samples."""
+    """The largest relative error |a - b| / |b| (Frobenius norm) of a tap or of the final states, over all samples."""
     readers = [CacheReader(artifact.path) for artifact in (made, exact)]
     assert readers[0].keys == readers[1].keys
     parts: list[tuple[list[torch.Tensor], ...]] = []
@@ -87,10 +87,8 @@ def test_states_in_fp32_are_those_of_the_target_in_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Taps out of order, the embedding's and the last layer's among them; vLLM alone, and split (tensor_parallel)."""
-    monkeypatch.setenv(
-        "VLLM_CPU_OMP_THREADS_BIND", "nobind"
-    )  # it wants a NUMA node for each process otherwise
+    """Taps are unordered and include the embedding and the last layer. vLLM runs alone and split (tensor_parallel)."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else it needs a NUMA node for each process
     target = replace(bench.config, taps=[3, -1, 1, 0])
     ours = captured(config_of(target, tmp_path))
     theirs = captured(by_vllm(replace(target, tensor_parallel=processes), tmp_path, vllm))
@@ -117,7 +115,7 @@ def test_states_in_bf16_are_as_near_to_the_exact_ones_as_those_in_process(
 def test_what_is_killed_takes_all_of_vllm_with_it(
     killed: str, vllm: Environment, bench: subjects.Bench, tmp_path: Path
 ) -> None:
-    """kill -9 of vLLM's engine, a process of its own; and of the stage, which closes the worker's pipe."""
+    """kill -9 of vLLM's engine, which is a process of its own, and of the stage, which closes the worker's pipe."""
     config = by_vllm(replace(bench.config, taps=[1]), tmp_path, vllm)
     ids = torch.arange(20)
     batches, spec = [[PlannedSample("one", "train", ids, ids > 3)]], spec_of(config, bench.tensors.config)

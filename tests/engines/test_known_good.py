@@ -1,4 +1,4 @@
-"""Draftline's own evaluation of drafts whose counters an engine gave: ../shared/engines/README.md (vLLM 0.32.0)."""
+"""Draftline's own evaluation of drafts for which vLLM 0.32.0 gave the counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF exports in llama.cpp's server: converted by its converter, counted by its own metrics."""
+"""GGUF exports in llama.cpp's server, with its own converter and its own counters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRIC = re.compile(r"^llamacpp:spec_decode_num_(\w+)_total(?:\{position=\"(\d+)
 
 
 def complete(address: str, prompts: Prompts, new: int) -> list[list[int]]:
-    """Greedy answers of the server at ``address``, one prompt at a time."""
+    """The greedy answers of the server at ``address``, one prompt at a time."""
     answers = []
     for prompt in prompts:
         body = {"prompt": prompt, "n_predict": new, "temperature": 0, "top_k": 1, "ignore_eos": True}
@@ -77,7 +77,7 @@ def test_llama_cpp_takes_dspark_of_speculators(llama_cpp, converter, bench, expo
 def test_llama_cpp_accepts_nearly_all_of_an_overfitted_draft(
     llama_cpp, converter, overfitted, export, tmp_path
 ) -> None:
-    """Pitfall 45, in the engine: 7 drafts a block."""
+    """Pitfall 45, in the engine, with 7 drafts per block."""
     settings = {"converter": str(converter.script), "outtype": "f32", "target": str(overfitted.folder)}
     folder = export(overfitted.draft("dspark"), "llama_cpp", **settings)
     theirs = check(llama_cpp, overfitted, "dspark", folder, "llama_cpp", tmp_path)

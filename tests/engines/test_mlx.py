@@ -1,4 +1,4 @@
-"""Exports in mlx-dspark on a CPU: its rounds are ours."""
+"""Exports in mlx-dspark on a CPU: its rounds equal draftline's."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]
 
 
 def readable(target: Path, copy: Path) -> Path:
-    """The target with ``rope_theta`` at the top of its config.json: mlx-lm's Llama knows no other place, and takes
-    10,000 where transformers 5 has put it into ``rope_parameters``.
+    """The target with ``rope_theta`` at the top level of its config.json.
+
+    mlx-lm's Llama reads no other place, and uses 10,000 if transformers 5 has put it into ``rope_parameters``.
     """
     shutil.copytree(target, copy)
     config = json.loads((copy / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""The table of results, without an engine: who replaces what, and no row says more than was seen."""
+"""The table of results, without an engine: which rows replace others, and that a row states only what was observed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def during(monkeypatch: pytest.MonkeyPatch):
-    """``during(test, run)``: rows are those of ``test`` in the process ``run``."""
+    """After ``during(test, run)``, new rows belong to ``test`` in the process ``run``."""
 
     def change(test: str, run: str = "one") -> None:
         monkeypatch.setenv("PYTEST_CURRENT_TEST", f"{test} (call)")
@@ -28,7 +28,7 @@ def during(monkeypatch: pytest.MonkeyPatch):
 
 
 def outcomes() -> list[tuple[str, str]]:
-    """(draft, outcome) of every row."""
+    """The draft and the outcome of every row."""
     return [(row[2], row[5]) for row in results.rows()]
 
 

@@ -1,4 +1,4 @@
-"""``stage=evaluate engine=...`` against real servers: what is served is what draftline's own evaluation promised."""
+"""``stage=evaluate engine=...`` with real servers: the results equal those of draftline's own evaluation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS = ["Hello?", "What is rain?", "Count to ten."]  # the drafts are trained o
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> subjects.Bench:
-    """The tiny target, with drafts that know its answers to ``TEXTS`` as they are asked in an evaluation."""
+    """The tiny target with drafts trained on its answers to ``TEXTS``, in the form that an evaluation sends them."""
     asked = [render_prompt(tiny.tokenizer(), [{"role": "user", "content": text}], None) for text in TEXTS]
     return subjects.Bench(tmp_path_factory.mktemp("chats"), asked)
 
@@ -55,7 +55,7 @@ def check(
     folder: Path,
     commands: Sequence[Any],
 ) -> None:
-    """``commands``: of a server with the draft, by launch/serve_draft.sh, and of one without."""
+    """Compare the evaluations. ``commands`` start a server with the draft (launch/serve_draft.sh) and one without."""
     config = config_of(bench, folder)
     store = Store(config.artifacts)
     own = run_evaluate(config, store, bench.draft(name))

@@ -1,4 +1,4 @@
-"""vLLM's library speculators reads what draftline writes, and draftline reads what the library trained: one forward."""
+"""vLLM's library speculators reads draftline's exports, and draftline reads its drafts; both give the same logits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from stages.export import speculators as exporter
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600, func_only=True)]
 ANCHORS = [[5, 6, 17, 30, 52]]
 LARGEST = 1e-5
-CODE = [str(Path(__file__).parents[2]), sysconfig.get_path("purelib")]  # behind the library's own packages
+CODE = [
+    str(Path(__file__).parents[2]),
+    sysconfig.get_path("purelib"),
+]  # searched after the library's own packages
 
 
 def sample(
     subject: Subject, taps: list[int], folder: Path, ids: torch.Tensor | None = None
 ) -> tuple[Batch, Path]:
-    """The first prompt with its answer, also as the runner takes it; ``ids``: of a reduced vocabulary."""
+    """The first prompt with its answer, also in the runner's form; ``ids`` are a reduced vocabulary."""
     batch, _ = subject.sample(subject.target(taps), subject.prompts[0])
     tensors = {
         "input_ids": batch.input_ids,
@@ -50,7 +53,7 @@ def sample(
 
 @torch.no_grad()
 def logits(draft: Model, batch: Batch) -> torch.Tensor:
-    """Ours [A, G, D], the sequential head's part included; the tokens before each are the sample's own."""
+    """Draftline's logits [A, G, D] under teacher forcing, including the part of the sequential head."""
     anchors = torch.tensor(ANCHORS)
     blocks = Blocks(anchors, torch.ones_like(anchors, dtype=torch.bool))
     states = draft.block_states(batch, blocks)
@@ -62,7 +65,7 @@ def compare(
     environment: Environment, target: str, name: str, draft: Model, batch: Batch, written: Path
 ) -> None:
     ours = logits(draft, batch)
-    theirs = load_file(written)["logits"][:, -ours.shape[1] :]  # 1+N: nothing is read off the anchor's slot
+    theirs = load_file(written)["logits"][:, -ours.shape[1] :]  # in 1+N, the anchor's slot drafts nothing
     apart = float((ours - theirs).abs().max())
     shown = f"largest difference of the logits {apart:.0e}, largest logit {float(ours.abs().max()):.0f}"
     results.add_figure(environment.versions, target, name, shown, apart < LARGEST)
@@ -70,7 +73,7 @@ def compare(
 
 
 def check(environment: Environment, subject: Subject, name: str, folder: Path, scratch: Path) -> None:
-    """The library reads the export ``folder``, writes it as it is, and computes draftline's logits with it (fp64)."""
+    """The library reads the export ``folder``, writes it unchanged, and computes the same logits in fp64."""
     draft = checkpoint.load(subject.draft(name)).double()
     batch, path = sample(subject, draft.config.target_layer_ids, scratch)
     batch = replace(batch, hidden=batch.hidden.double(), last_hidden=batch.last_hidden.double())
@@ -87,10 +90,10 @@ def check(environment: Environment, subject: Subject, name: str, folder: Path, s
 
 
 def differences(ours: Path, theirs: Path) -> list[str]:
-    """What of an export the library wrote otherwise: tensors to the bit, fields of config.json but for remarks.
+    """What the library wrote differently from the export: tensors to the bit, and fields of config.json.
 
-    The config of the layers is one of transformers: it adds its defaults, and keeps ``rope_theta`` in
-    ``rope_parameters`` alone; all else that is ours has to be in it.
+    transformers makes the layers' config. It adds its defaults and keeps ``rope_theta`` only in ``rope_parameters``; it
+    must have all other fields of the export.
     """
     one, other = (_bits(folder / "model.safetensors") for folder in (ours, theirs))
     apart = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
@@ -99,14 +102,14 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     named = (a.keys() | b.keys()) - {
         *exporter.DROPPED,
         "architectures",
-    }  # in a saved file: the name of the class
+    }  # a saved file has the name of the class
     apart += [f"config.{name}" for name in sorted(named) if a.get(name, ...) != b.get(name, ...)]
     written["rope_theta"] = written["rope_parameters"]["rope_theta"]
     return apart + [f"layers.{name}" for name, value in layers.items() if written.get(name, ...) != value]
 
 
 def _bits(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
-    """Type, shape and bits of every tensor."""
+    """The type, shape and bits of every tensor."""
     tensors = load_file(path).items()
     return {n: (v.dtype, tuple(v.shape), v.view(torch.uint8).numpy().tobytes()) for n, v in tensors}
 
@@ -143,7 +146,7 @@ LIBRARY: dict[str, tuple[str, str, dict]] = {
 
 
 def asked_config(kind: str, layer: str, fields: dict) -> dict:
-    """The config of a new draft of the library: what is not said is its default."""
+    """The config of a new draft of the library; fields that are not set here have its defaults."""
     depth = 1 if kind == "eagle3" else 2
     drafts = {"dspark": 7, "dflash": 7, "eagle3": 3}[kind]
     greedy = {"proposal_type": "greedy", "speculative_tokens": drafts}

@@ -1,5 +1,6 @@
-"""Exports in vLLM on a CPU. Eagle3 and DFlash run on its first model runner; DSpark needs the second, whose Triton
-kernels are interpreted.
+"""Exports in vLLM on a CPU.
+
+Eagle3 and DFlash run on its first model runner. DSpark needs the second, whose Triton kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TINY = [
     ("dspark", "vllm"),
     ("dspark", "speculators"),
     ("dspark_reduced", "vllm"),
-    ("dflash", "vllm"),  # from the anchor: in DSpark's layout, with a Markov head of zeros
+    ("dflash", "vllm"),  # it samples from the anchor, so it has DSpark's layout with a Markov head of zeros
     ("dflash_fill_in", "vllm"),
     ("dflash_fill_in", "speculators"),
     ("eagle3", "vllm"),
@@ -33,7 +34,7 @@ TINY = [
 
 
 def run(environment: Environment, subject: Subject, draft: Path | None) -> dict[str, Any]:
-    """Answers to the subject's prompts, with ``draft`` or without."""
+    """Answers to the subject's prompts, with ``draft`` or without a draft."""
     request = {"target": str(subject.folder), "draft": None, "prompts": subject.prompts, "new": subject.new}
     request["length"] = max(map(len, subject.prompts)) + subject.new + 8
     if draft is None:
@@ -79,7 +80,7 @@ def test_vllm_drafts_as_draftline_does(vllm, bench, export, plain, name: str, fo
 
 
 def test_vllm_accepts_nearly_all_of_an_overfitted_draft(vllm, overfitted, export, plain) -> None:
-    """Pitfall 45, in the engine: 7 drafts a block."""
+    """Pitfall 45, in the engine, with 7 drafts per block."""
     folder = export(overfitted.draft("dspark"), "vllm")
     theirs = check(vllm, overfitted, "dspark", folder, "vllm", plain)
     assert theirs.accepted / theirs.drafts >= 6.5

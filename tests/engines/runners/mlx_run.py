@@ -1,4 +1,4 @@
-"""Runs in mlx-dspark's environment: greedy answers to prompts one at a time, and its rounds, as JSON on the last line.
+"""Runs in mlx-dspark's environment. Prints greedy answers to prompts, one at a time, and its rounds as a line of JSON.
 
 Standard input: {"target", "draft": null | {"kind": "dspark" | "dflash", "folder"}, "prompts", "new", "positions"}.
 """
@@ -11,7 +11,7 @@ from mlx_dspark import generate, load
 
 
 def drafted(target, tokenizer, draft):
-    """A function of (prompt, new, on_round) that answers with the draft, in fp32 and unquantised, the block whole."""
+    """A function (prompt, new, on_round) that answers with the draft in fp32, without quantisation, in whole blocks."""
     if draft["kind"] == "dspark":
         drafter, _ = load.load_drafter(draft["folder"], quantize=False)
         write = generate.speculative_generate
@@ -37,7 +37,7 @@ def drafted(target, tokenizer, draft):
 
 def main():
     asked = json.load(sys.stdin)
-    generate.eos_token_ids = lambda tokenizer: set()  # answers have no end
+    generate.eos_token_ids = lambda tokenizer: set()  # answers do not end early
     target, tokenizer = load.load_target(asked["target"], require_tap=True)
     target.model.set_dtype(mx.float32)
     if asked["draft"]:

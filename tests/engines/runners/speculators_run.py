@@ -1,10 +1,10 @@
-"""Runs in speculators' environment: logits of a draft that the library reads, or of one that it makes and trains.
+"""Runs in speculators' environment: computes logits of a draft that the library reads, or makes and trains.
 
 Standard input: {"folder", "target", "batch", "logits", "saved", "code", "make": null | {"kind", "steps", "config"}}.
-``saved``: where the library writes what it read; ``code``: folders of draftline and of what it imports. ``batch``:
-safetensors of input_ids [1, S], hidden [1, S, m*H], last_hidden [1, S, H], anchors bool [1, S], the target's embedding
-and head, and the tables of a reduced vocabulary. ``logits``: where safetensors with logits [A, slots, D] (the tokens
-before each are the sample's own) are written.
+The library writes what it read to ``saved``. ``code`` are the folders of draftline and of its imports. ``batch`` is a
+safetensors file of input_ids [1, S], hidden [1, S, m*H], last_hidden [1, S, H], anchors bool [1, S], the target's
+embedding and head, and the tables of a reduced vocabulary. Logits [A, slots, D] under teacher forcing are written to
+the safetensors file ``logits``.
 """
 
 import importlib
@@ -21,14 +21,17 @@ VERIFIERS = {"embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight",
 
 
 def read(folder, target):
-    """The draft in ``folder`` by the library's loader, with the verifier in ``target``.
+    """The draft in ``folder``, loaded by the library with the verifier in ``target``.
 
-    The file has all that is not the verifier's, and no more, and the model holds what it has.
+    The file must have exactly the tensors that are not the verifier's, and the model must hold their values.
     """
     config = SpeculatorModelConfig.from_pretrained(folder)
     config.transformer_layer_config._attn_implementation = "eager"
     verifier = config.speculators_config.verifier
-    named, verifier.name_or_path = verifier.name_or_path, target  # an export for a Hub id names it
+    named, verifier.name_or_path = (
+        verifier.name_or_path,
+        target,
+    )  # an export for a target with a Hub id names it
     model = SpeculatorModel.from_pretrained(folder, config=config)
     model.config.speculators_config.verifier.name_or_path = named
     written, held = load_file(f"{folder}/model.safetensors"), model.state_dict()
@@ -40,7 +43,7 @@ def read(folder, target):
 
 
 def through_library(folder, code):
-    """config.json as draftline writes it where this library is installed; ``code``: where draftline's imports lie."""
+    """config.json as draftline writes it if this library is installed; ``code`` are the folders of its imports."""
     sys.path += code
     from stages.export import speculators as exporter
     from stages.export.source import EngineLayout
@@ -52,7 +55,7 @@ def through_library(folder, code):
 
 
 def make(asked):
-    """A new draft of the library's own classes."""
+    """A new draft, made of the library's own classes."""
     config = SpeculatorModelConfig.from_dict(asked["config"])
     config.transformer_layer_config._attn_implementation = "eager"
     torch.manual_seed(0)
@@ -60,7 +63,7 @@ def make(asked):
 
 
 def take_verifier(model, batch):
-    """Embedding and head of a new draft are the verifier's."""
+    """Give a new draft the verifier's embedding and head."""
     head = batch["head"] if model.t2d is None else batch["head"][model.t2d]
     with torch.no_grad():
         model.embed_tokens.weight.copy_(batch["embedding"])
@@ -69,7 +72,7 @@ def take_verifier(model, batch):
 
 
 def forward(model, batch, kind):
-    """The library's training forward: a block at every anchor, or the steps of Eagle3 over its shifted sample."""
+    """The library's training forward pass: a block at every anchor, or Eagle3's steps over its shifted sample."""
     loss = {"loss_config": resolve_loss_config("ce", "eager")}
     rows = {"document_ids": torch.zeros_like(batch["input_ids"])}
     if kind == "eagle3":
@@ -96,7 +99,7 @@ def forward(model, batch, kind):
 
 
 def observed_logits(model, batch, kind):
-    """Logits [A, slots, D] of a forward, taken where its loss reads them."""
+    """Logits [A, slots, D] of a forward pass, taken where its loss reads them."""
     module, seen = importlib.import_module(type(model).__module__), []
     measure = module.compute_metrics
 
@@ -108,14 +111,14 @@ def observed_logits(model, batch, kind):
     with torch.no_grad():
         forward(model.eval(), batch, kind)
     module.compute_metrics = measure
-    if kind == "eagle3":  # a pass a step; the state before an anchor begins its block
+    if kind == "eagle3":  # one pass per step; a block begins with the state before its anchor
         places = batch["anchors"][0].nonzero()[:, 0] - 1
         return torch.stack([logits[0, places] for logits in seen], 1)
     return seen[0].view(int(batch["anchors"].sum()), model.block_size, -1)
 
 
 def train(model, batch, kind, steps):
-    """A few steps of the library's own loss."""
+    """Train a few steps with the library's own loss."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     for _ in range(steps):
         forward(model.train(), batch, kind)[1].backward()

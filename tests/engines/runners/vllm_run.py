@@ -1,4 +1,4 @@
-"""Runs in vLLM's environment: greedy answers to prompts one at a time, and vLLM's counters, as JSON on the last line.
+"""Runs in vLLM's environment. Prints greedy answers to prompts, one at a time, and vLLM's counters as a line of JSON.
 
 Standard input: {"target", "draft": null | {"method", "model", "num_speculative_tokens"}, "prompts", "new", "length"}.
 """
@@ -39,5 +39,5 @@ def main() -> None:
     print(json.dumps({"answers": answers, "counters": counters}))
 
 
-if __name__ == "__main__":  # vLLM starts processes that import this file
+if __name__ == "__main__":  # because vLLM starts processes that import this file
     main()

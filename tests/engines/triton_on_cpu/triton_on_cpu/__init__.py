@@ -1,4 +1,4 @@
 """A backend of Triton for machines without a GPU: compiler.py and driver.py.
 
-Triton looks for a driver even with TRITON_INTERPRET=1, where it compiles nothing.
+Triton needs a driver even with TRITON_INTERPRET=1, although it compiles nothing then.
 """

@@ -1,10 +1,10 @@
-"""The compiler that Triton asks every backend for. It never compiles: the interpreter runs kernels as they are."""
+"""The compiler that Triton requires of every backend. It compiles nothing, because the interpreter runs the kernels."""
 
 from triton.backends import compiler
 
 
 class InterpretedBackend(compiler.BaseBackend):
-    """Claims the target ``cpu``."""
+    """The backend of the target ``cpu``."""
 
     @staticmethod
     def supports_target(target):

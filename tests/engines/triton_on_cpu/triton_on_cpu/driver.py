@@ -1,11 +1,11 @@
-"""The driver that Triton asks for devices: one, the CPU, always active, with a single stream."""
+"""The driver that Triton asks for devices. There is one, the CPU; it is always active and has a single stream."""
 
 import torch
 from triton.backends import compiler, driver
 
 
 class InterpretedDriver(driver.DriverBase):
-    """Answers what the interpreter and vLLM ask; it launches nothing."""
+    """Answers the questions of the interpreter and of vLLM. It launches nothing."""
 
     @classmethod
     def is_active(cls):

@@ -1,11 +1,13 @@
-"""vLLM 0.32.0 norms the keys of a block drafter's context for all layers in one call of ``rms_norm`` with a weight of
-two axes. On a CPU that operator reads the first row only, so that every layer gets the norm of layer 0: one call a
-layer gives what the GPU computes.
+"""Corrects a norm of vLLM 0.32.0 on a CPU.
+
+vLLM norms the context keys of a block drafter for all layers in one call of ``rms_norm`` with a two-dimensional weight.
+On a CPU, that operator reads only the first row, so that every layer gets the norm of layer 0. Here each layer has its
+own call, which computes what a GPU computes.
 """
 
 
 def register():
-    """Called by vLLM when it loads its plugins."""
+    """vLLM calls this when it loads its plugins."""
     import torch
     from vllm import _custom_ops
     from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
