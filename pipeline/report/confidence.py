@@ -2,7 +2,7 @@
 
 ``summary["calibration"]`` is None or has the prompts, rounds and data of the fit, the ``temperatures`` [G], and by
 position ``before`` and ``after`` on the benchmarks' rounds; ``summary["sweep"]`` is None or one row a threshold.
-Summaries of evaluations that were made before have neither.
+Summaries made by earlier versions have neither.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def calibration(evaluation: Evaluation) -> Section:
     """ECE, Brier score and AUC by position and reliability diagrams, before and after scaling (paper, Fig. 6)."""
     found = evaluation.summary.get("calibration")
     if not found:
-        text = "Not calibrated. evaluate.calibrate=true fits the confidences of a draft that has them."
+        text = "Not calibrated. evaluate.calibrate=true calibrates a draft that has a confidence head."
         return Section("calibration", CALIBRATION, [Note(text, absent=True)])
     fitted = (
         f"Temperatures fitted on {found['rounds']:,} rounds of {found['prompts']:,} held-out prompts of "
-        f"{found['data']}; judged here on the rounds of the benchmarks. A prediction is the product of the confidences "
-        "up to its position. ECE: expected calibration error over 20 bins."
+        f"{found['data']}, and judged here on the rounds of the benchmarks. A prediction is the product of the "
+        "confidences up to its position. ECE: expected calibration error over 20 bins."
     )
     drawn = "Share accepted against predicted, by bins; larger signs hold more rounds. The diagonal is exact."
     known = [k for k, quality in enumerate(found["before"]) if quality["rounds"]]

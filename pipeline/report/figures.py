@@ -81,8 +81,8 @@ WORDS = (
     "on the same prompts in the same run. In brackets: 95 % bootstrap interval over prompts."
 )
 POSITION_WORDS = (
-    "Survival: share of rounds that accept at least k drafts. Conditional acceptance: the same of those that accepted "
-    "k - 1 and proposed a k-th. Shaded: 95 % bootstrap interval over prompts."
+    "Survival: share of rounds that accept at least k drafts. Conditional acceptance: the same share of the rounds that "
+    "accepted k - 1 drafts and proposed a k-th. Shaded: 95 % bootstrap interval over prompts."
 )
 PROFILE, PROFILE_PLOT = "Steps a second by tokens, SPS(B)", "sps.png"
 NamedMetrics = Sequence[tuple[str, dict[str, Any]]]  # label and metrics
@@ -137,7 +137,7 @@ def sampling(facts: dict[str, Any]) -> str:
 
 
 def overview(groups: Sequence[tuple[str, Sequence[dict[str, Any]]]], labels: Sequence[str]) -> list[Drawing]:
-    """Accepted length and speedup of (name, metrics of each of ``labels``); what nobody has is left out."""
+    """Accepted length and speedup of (name, metrics of each of ``labels``); a figure without any value is left out."""
     charts: list[Drawing] = []
     for title, key, unit in DRAWN:
         found = [(name, [metrics[key] for metrics in each]) for name, each in groups]
@@ -340,13 +340,13 @@ def _answers(evaluation: Evaluation, name: str) -> list[Cell]:
 
 
 def _expected(evaluation: Evaluation) -> Note:
-    """Greedy output equals the target's own in exact arithmetic; random answers differ as they should."""
+    """What to expect: greedy output equals the target's own in exact arithmetic; random answers differ."""
     facts = evaluation.summary["facts"]
     same = [metrics["same_answers"]["value"] for metrics in evaluation.named.values()]
     if facts["sampler"].get("temperature", 0) != 0:
         text = (
-            "Answers were drawn at random: equal ones are not to be expected. Whether draws follow the target's "
-            "distribution was not tested in this evaluation."
+            "Answers were drawn at random, so equal ones are not expected. This evaluation did not test whether the "
+            "draws follow the target's distribution."
         )
         return Note(text, absent=True)
     if not same or None in same:
@@ -359,5 +359,5 @@ def _expected(evaluation: Evaluation) -> Note:
         return Note(text, warns=broken)
     return Note(
         f"Temperature 0 in {facts['dtype']}: an answer may leave the plain one where two tokens are nearly equally "
-        "likely, because a block and a single token are rounded differently. target.dtype=float32 shows all equal."
+        "likely, because a block and a single token are rounded differently. With target.dtype=float32 all are equal."
     )

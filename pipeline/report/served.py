@@ -1,7 +1,7 @@
-"""The report of an evaluation of a server: what training promised beside what serving gives, by the engine's counters.
+"""The report of an evaluation of a server: what the draft promised beside what the engine's counters say.
 
-The summary is that of an evaluation in process, so that every report reads both; what the engine does not tell is None
-there. ``summary["served"]`` has what is added, with ``promised``, the draft's own evaluation, or None.
+The summary has the form of an evaluation in process, so that every report reads both. A figure that the engine does not
+tell is None. ``summary["served"]`` holds what is added; its ``promised`` is the draft's own evaluation, or None.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ TOLD = (
     "fingerprint",
 )  # of the promised one, in the served's summary
 WORDS = (
-    "Accepted length: tokens after an answer's first / rounds (verification steps; those without a draft, which "
-    "engines do not count, included); an engine's own mean, 1 + accepted / steps, also counts drafts beyond an "
-    "answer's end. Acceptance: accepted / drafted, and by position the share of rounds that accept at least k drafts, "
-    "both as the engine counts, beyond an answer's end too. Tokens/s: by the client's clock, from a request to its "
-    "whole response, the prefill included."
+    "Accepted length: tokens after the first of an answer / rounds. Rounds are verification steps, also those without "
+    "a draft, which engines do not count. An engine's own mean, 1 + accepted / steps, also counts drafts beyond the end "
+    "of an answer. Acceptance: accepted / drafted; by position k: the share of rounds that accept at least k drafts. The "
+    "engine counts both, also beyond the end of an answer. Tokens/s: by the client's clock, from the request to the "
+    "whole response, with the prefill."
 )
 COUNTED = (
     ("answers", "counts/answers"),
@@ -51,11 +51,11 @@ COUNTED = (
     ("cut at the limit", "finish/length"),
     ("prompts too long", "counts/too_long"),
 )
-SETTINGS = ("sampler", "max_new_tokens", "thinking", "prompts")  # in which both should agree
+SETTINGS = ("sampler", "max_new_tokens", "thinking", "prompts")  # they should be the same in both
 
 
 def sections(served: Evaluation) -> list[Section]:
-    """What ``served`` found, beside the draft's own evaluation of the same benchmarks where its summary holds one."""
+    """Every section: ``served``, beside the draft's own evaluation of the same benchmarks if the summary holds one."""
     known = _shown(served)
     return [
         *figures(served),
@@ -77,7 +77,7 @@ def _shown(served: Evaluation) -> list[Evaluation]:
 
 
 def _promised(served: Evaluation) -> Evaluation | None:
-    """The draft's own evaluation, as the served one's summary tells of it."""
+    """The draft's own evaluation, as the served one's summary holds it."""
     known = served.summary["served"]["promised"]
     if known is None:
         return None
@@ -86,22 +86,22 @@ def _promised(served: Evaluation) -> Evaluation | None:
 
 
 def _benchmarks(served: Evaluation, shown: Sequence[Evaluation]) -> Section:
-    """The main table and drawings, with what is missing and how to get it."""
+    """The main table and drawings, and how to get what is missing."""
     facts = served.summary["facts"]
     caption = f"{served.title}, served by {facts['device']}"
     blocks: list[Block] = [*side_by_side.side_by_side(shown, caption).blocks, Note(WORDS, where=EVERYWHERE)]
     blocks += [Note(line, where=TEXT) for line in _how(served)]
     if len(shown) == 1:
-        text = "Nothing is promised: draft=NAME puts the draft's own evaluation of the same benchmarks beside it."
+        text = "Nothing is promised. draft=NAME shows the draft's own evaluation of the same benchmarks beside this one."
         blocks.append(Note(text, absent=True))
     if facts["plain_server"] is None:
-        text = "No speedup: plain decoding was not measured. plain_server=URL measures it: a server without the draft."
+        text = "No speedup: plain decoding was not measured. plain_server=URL also measures a server without the draft."
         blocks.append(Note(text, absent=True))
     return Section("benchmarks", "Promised and served" if len(shown) > 1 else "Served", blocks)
 
 
 def _how(served: Evaluation) -> list[str]:
-    """Servers and settings, and those that are others than the promised evaluation's."""
+    """Servers and settings, and the settings that differ from the promised evaluation's."""
     facts, beside = served.summary["facts"], served.summary["served"]["promised"]
     plain_server = "not asked"
     if facts["plain_server"]:
@@ -111,20 +111,20 @@ def _how(served: Evaluation) -> list[str]:
     if beside:
         own = beside["summary"]["facts"]
         differ = [f"{n} {own.get(n)} (served: {facts[n]})" for n in SETTINGS if own.get(n) != facts[n]]
-        lines += [f"promised with other settings: {', '.join(differ)}"] if differ else []
+        lines += [f"the promised evaluation has other settings: {', '.join(differ)}"] if differ else []
     return lines
 
 
 def _counted(served: Evaluation) -> Section:
-    """The engine's counters, and how many answers are those that they should be."""
+    """The engine's counters, and how many answers equal the plain and the promised ones."""
     rows = [_row(served, name) for name in served.summary["order"]]
     columns = ("benchmark", *(title for title, _ in COUNTED), "equal to plain", "equal to promised")
     blocks: list[Block] = [Table("Counters of the engine by benchmark", columns, rows)]
     known = served.summary["served"]
     if not known["steps_told"]:
         text = (
-            "The server does not tell its verification steps (llama-server --metrics does): rounds are tokens - 1 - "
-            "accepted, too few by up to a block where an answer's last step was cut."
+            "The server does not tell its verification steps (llama-server --metrics does). Rounds are computed as "
+            "tokens - 1 - accepted: too few, by up to a block, where the last step of an answer was cut."
         )
         blocks.append(Note(text, warns=True, where=EVERYWHERE))
     if not served.positions:
@@ -133,12 +133,12 @@ def _counted(served: Evaluation) -> Section:
     if compared := total(served.summary, "compared_with_promised"):
         share = number({"value": total(served.summary, "same_as_promised") / compared}, "{:.1%}")
         lines.append(
-            f"answers equal to those of the promised evaluation: {share} of {compared} (another arithmetic parts "
-            "at near-ties; few equal ones mean another model)"
+            f"answers equal to those of the promised evaluation: {share} of {compared} (another "
+            "arithmetic may choose another token at a near-tie; if few are equal, the server has another model)"
         )
     blocks += [Note(line, where=TEXT) for line in lines]
     if known["past_end"]:
-        text = f"{known['past_end']} answers went on after an end token of the target: the server ends at others."
+        text = f"{known['past_end']} answers continue after an end token of the target: the server stops at others."
         blocks.append(Note(text, warns=True, where=EVERYWHERE))
     return Section("counted", "Counted by the engine", blocks)
 

@@ -36,14 +36,14 @@ from pipeline.report.model import (
 )  # fmt: skip
 
 WORDS = (
-    "In brackets: 95 % bootstrap interval over prompts, of each evaluation by itself. Tokens/s compare only where the "
-    "machine is the same."
+    "In brackets: 95 % bootstrap interval over prompts, for each evaluation by itself. Compare tokens/s only between "
+    "evaluations on the same machine."
 )
 Rows = list[tuple[str, str, list[dict[str, Any]]]]  # title, key in the JSON, metrics of every evaluation
 
 
 class ReportError(UserError):
-    """Evaluations that cannot stand side by side; the message names them."""
+    """Evaluations that cannot be compared; the message names them."""
 
 
 def common_benchmarks(evaluations: Sequence[Evaluation]) -> list[str]:
@@ -54,14 +54,14 @@ def common_benchmarks(evaluations: Sequence[Evaluation]) -> list[str]:
     shared = [name for name in evaluations[0].named if all(name in one.named for one in evaluations)]
     if not shared:
         each = "; ".join(f"{one.label} has {', '.join(one.named) or 'none'}" for one in evaluations)
-        raise ReportError(f"evaluations: expected at least one benchmark that all of them share; {each}")
+        raise ReportError(f"evaluations: expected a benchmark that all of them have; {each}")
     return shared
 
 
 def side_by_side(
     evaluations: Sequence[Evaluation], caption: str = "Figures by benchmark and evaluation"
 ) -> Section:
-    """Accepted length and speedup as drawings, then a row for every benchmark that all share and evaluation."""
+    """Accepted length and speedup as drawings, then a row for every shared benchmark and evaluation."""
     found = _rows(evaluations)
     charts = overview([(title, metrics) for title, _, metrics in found], [one.label for one in evaluations])
     drawn = Drawings(charts, _legend(evaluations), file=LENGTH_PLOT)
@@ -70,7 +70,11 @@ def side_by_side(
     others = {one.label: [name for name in one.named if name not in shared] for one in evaluations}
     left = "; ".join(f"{label}: {', '.join(names)}" for label, names in others.items() if names)
     if left:
-        blocks.append(Note(f"Left out because not all have them, and so is the macro average: {left}."))
+        blocks.append(
+            Note(
+                f"Some evaluations lack these benchmarks, so they and the macro average are left out: {left}."
+            )
+        )
     return Section("benchmarks", "Benchmarks", blocks)
 
 
@@ -79,7 +83,7 @@ def _legend(evaluations: Sequence[Evaluation]) -> list[tuple[int, str]]:
 
 
 def _rows(evaluations: Sequence[Evaluation]) -> Rows:
-    """The shared benchmarks; with several of them, and none besides, their average too."""
+    """The shared benchmarks, and the average if there are several and no evaluation has others."""
     shared = common_benchmarks(evaluations)
     rows: Rows = [(name, name, [one.named[name] for one in evaluations]) for name in shared]
     if len(shared) > 1 and all(len(one.named) == len(shared) for one in evaluations):
@@ -130,5 +134,5 @@ def costs(evaluations: Sequence[Evaluation]) -> Section:
 def calibrations(evaluations: Sequence[Evaluation]) -> Section:
     """Calibration error by position, before and after, of those evaluations that have it."""
     table = confidence.errors(evaluations, (PAGE,))
-    missing = Note("None of them is calibrated: evaluate.calibrate=true does it.", absent=True)
+    missing = Note("No evaluation is calibrated. evaluate.calibrate=true calibrates one.", absent=True)
     return Section("calibration", confidence.CALIBRATION, [table if table.rows else missing])
