@@ -81,7 +81,7 @@ WORDS = (
     "on the same prompts in the same run. In brackets: 95 % bootstrap interval over prompts."
 )
 POSITION_WORDS = (
-    "Survival: share of rounds that accept at least k drafts. Conditional acceptance: the same share of the rounds that "
+    "Survival: share of rounds that accept at least k drafts. Conditional acceptance: the same share of rounds that "
     "accepted k - 1 drafts and proposed a k-th. Shaded: 95 % bootstrap interval over prompts."
 )
 PROFILE, PROFILE_PLOT = "Steps a second by tokens, SPS(B)", "sps.png"

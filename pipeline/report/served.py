@@ -35,10 +35,10 @@ TOLD = (
     "fingerprint",
 )  # of the promised one, in the served's summary
 WORDS = (
-    "Accepted length: tokens after the first of an answer / rounds. Rounds are verification steps, also those without "
-    "a draft, which engines do not count. An engine's own mean, 1 + accepted / steps, also counts drafts beyond the end "
-    "of an answer. Acceptance: accepted / drafted; by position k: the share of rounds that accept at least k drafts. The "
-    "engine counts both, also beyond the end of an answer. Tokens/s: by the client's clock, from the request to the "
+    "Accepted length: tokens after the first of an answer / rounds. Rounds are verification steps, with those that had "
+    "no draft, which engines do not count. An engine's own mean, 1 + accepted / steps, also counts drafts beyond the "
+    "end of an answer. Acceptance: accepted / drafted; by position k: the share of rounds that accept at least k drafts. "
+    "The engine counts both, also beyond the end of an answer. Tokens/s: by the client's clock, from the request to the "
     "whole response, with the prefill."
 )
 COUNTED = (
@@ -92,7 +92,7 @@ def _benchmarks(served: Evaluation, shown: Sequence[Evaluation]) -> Section:
     blocks: list[Block] = [*side_by_side.side_by_side(shown, caption).blocks, Note(WORDS, where=EVERYWHERE)]
     blocks += [Note(line, where=TEXT) for line in _how(served)]
     if len(shown) == 1:
-        text = "Nothing is promised. draft=NAME shows the draft's own evaluation of the same benchmarks beside this one."
+        text = "Nothing is promised. draft=NAME puts the draft's own evaluation of the same benchmarks beside it."
         blocks.append(Note(text, absent=True))
     if facts["plain_server"] is None:
         text = "No speedup: plain decoding was not measured. plain_server=URL also measures a server without the draft."
