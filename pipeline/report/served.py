@@ -35,11 +35,11 @@ TOLD = (
     "fingerprint",
 )  # of the promised one, in the served's summary
 WORDS = (
-    "Accepted length: tokens after the first of an answer / rounds. Rounds are verification steps, with those that had "
-    "no draft, which engines do not count. An engine's own mean, 1 + accepted / steps, also counts drafts beyond the "
-    "end of an answer. Acceptance: accepted / drafted; by position k: the share of rounds that accept at least k drafts. "
-    "The engine counts both, also beyond the end of an answer. Tokens/s: by the client's clock, from the request to the "
-    "whole response, with the prefill."
+    "Accepted length: tokens after the first of an answer / rounds. Rounds are verification steps, with those that "
+    "had no draft, which engines do not count. An engine's own mean, 1 + accepted / steps, also counts drafts beyond "
+    "the end of an answer. Acceptance: accepted / drafted; by position k: the share of rounds that accept at least k "
+    "drafts. The engine counts both, also beyond the end of an answer. Tokens/s: by the client's clock, from the "
+    "request to the whole response, with the prefill."
 )
 COUNTED = (
     ("answers", "counts/answers"),
