@@ -24,7 +24,10 @@ import torch
 from data_specs.target_cache import CODECS, CacheSpec, segment_name
 from pipeline.config import TargetConfig
 from pipeline.console import say, table
-from pipeline.states.store import CacheReader, Sample, write_index, write_segment
+from pipeline.states.index import write_index
+from pipeline.states.reader import CacheReader
+from pipeline.states.samples import Sample
+from pipeline.states.writer import write_segment
 from pipeline.target.files import load_tokenizer
 from pipeline.target.model import Target
 

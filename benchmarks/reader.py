@@ -28,7 +28,10 @@ import train_step
 from data_specs.target_cache import CODECS, CacheSpec
 from pipeline.console import say, size, table
 from pipeline.drafts.base import LossWeights
-from pipeline.states.store import CacheReader, Sample, plan_segments, write_index, write_segment
+from pipeline.states.index import write_index
+from pipeline.states.reader import CacheReader
+from pipeline.states.samples import Sample, plan_segments
+from pipeline.states.writer import write_segment
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, read_ahead
 
 VOCABULARY = 32000

@@ -33,7 +33,7 @@ def target_config(folder: Path) -> schema.TargetConfig:
 
 def samples(target: Target, lengths: Sequence[int], heldout: int, seed: int = 0) -> list[Any]:
     """Samples with 4 prompt tokens each; the last ``heldout`` of them are held out."""
-    from pipeline.states.store import Sample
+    from pipeline.states.samples import Sample
 
     generator = torch.Generator().manual_seed(seed)
     made = []
@@ -51,7 +51,8 @@ def make(
 ) -> Artifact:
     """Commit a cache whose samples have ``lengths`` tokens, in segments of two samples."""
     from data_specs.target_cache import SCHEMA_VERSION, CacheSpec
-    from pipeline.states.store import write_index, write_segment
+    from pipeline.states.index import write_index
+    from pipeline.states.writer import write_segment
 
     target = Target.load(target_config(folder), TAPS)
     spec = CacheSpec(TAPS, target.hidden_size, target.vocab_size, "float32", chunk_tokens=16, shard_tokens=64)

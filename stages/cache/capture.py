@@ -5,10 +5,8 @@ The plan is pure: it depends on the answers and the config only, never on ranks,
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,21 +16,14 @@ from torch import Tensor
 
 from data_specs.answers import read_answers
 from data_specs.manifest import fingerprint
-from data_specs.target_cache import SCHEMA_VERSION, SPLITS, CacheError, CacheSpec, segment_bytes, segment_name
+from data_specs.target_cache import SCHEMA_VERSION, CacheError, CacheSpec, segment_bytes, segment_name
 from pipeline import ranks
-from pipeline.config import CaptureConfig, Config, ConfigError
-from pipeline.console import duration, progress, say, size, table
-from pipeline.states.store import (
-    SEALED,
-    Logits,
-    Sample,
-    check_finite,
-    drop_damaged,
-    plan_segments,
-    segment_is_done,
-    write_index,
-    write_segment,
-)
+from pipeline.config import Config, ConfigError
+from pipeline.console import progress, say, size
+from pipeline.states.index import write_index
+from pipeline.states.samples import Logits, Sample, check_finite
+from pipeline.states.segments import SEALED, drop_damaged, segment_is_done
+from pipeline.states.writer import write_segment
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
 from pipeline.target import files as targets
@@ -41,7 +32,8 @@ from pipeline.target import location
 from pipeline.target.group import TargetGroup
 from pipeline.target.model import States, Target
 from pipeline.target.tensors import check_same, load_tensors
-from stages.cache.forecast import expected_seconds, free_bytes, spec_of
+from stages.cache.forecast import free_bytes, spec_of
+from stages.cache.plan import COLUMNS, CapturePlan, PlannedSample, plan_batches, plan_capture, print_plan
 
 STORED = (
     "max_length",
@@ -51,35 +43,7 @@ STORED = (
     "codec",
     "logits",
 )  # decide what is stored
-COLUMNS = ("key", "split", "turn", "prompt_ids", "answer_ids", "thinking")
 LOGIT_ROWS = 512  # tokens whose [V] logits exist at a time
-
-
-@dataclass(frozen=True)
-class PlannedSample:
-    """A sample to be captured: ids int64 [S], mask bool [S] (True: an answer token), and its names."""
-
-    key: str
-    split: str
-    input_ids: Tensor
-    loss_mask: Tensor
-
-
-@dataclass(frozen=True)
-class CapturePlan:
-    """What a cache will hold: the samples in cache order, their segments, and what was left out and why."""
-
-    samples: list[PlannedSample]
-    segments: list[list[int]]
-    truncated: int
-    left_out: dict[str, int]
-
-    def tokens(self, segment: int) -> int:
-        """Tokens of one segment."""
-        return sum(len(self.samples[i].input_ids) for i in self.segments[segment])
-
-
-# --- the stage --------------------------------------------------------------------------------------------
 
 
 def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | None:
@@ -114,7 +78,7 @@ def _run(config: Config, store: Store, answers: Artifact, group: TargetGroup | N
     _check_thinking(rows, config.target.thinking, answers)
     plan = plan_capture(rows, config.capture, spec.vocab_size)
     if config.plan:
-        _print_plan(plan, spec, store.root, folder, config)
+        print_plan(plan, spec, store.root, folder, config)
         return None
     engine = _engine(config)
     name = f"{config.target.name}_{config.data.name}"
@@ -125,48 +89,6 @@ def _run(config: Config, store: Store, answers: Artifact, group: TargetGroup | N
     artifact = commit_once(store, work, lambda: _finish(work, plan, spec, engine))
     _say(f"target cache {artifact.reference}: {_summary(artifact.manifest.counts)} ({artifact.path})")
     return artifact
-
-
-def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> CapturePlan:
-    """Samples of the answers ``rows`` by (key, turn), truncated to ``max_length``, and their segments.
-
-    Left out, and counted by reason: rows of the benchmark split, rows without a supervised token after the
-    truncation. Raises ``CacheError`` naming a row whose ids the target's embedding does not have.
-    """
-    rows = rows.combine_chunks()
-    order = sorted(zip(rows["key"].to_pylist(), rows["turn"].to_pylist(), range(len(rows)), strict=True))
-    samples: list[PlannedSample] = []
-    left_out: Counter[str] = Counter()
-    truncated = 0
-    for key, turn, row in order:
-        prompt, answer = (rows[name][row].values.to_numpy() for name in ("prompt_ids", "answer_ids"))
-        ids = torch.cat([torch.from_numpy(part).long() for part in (prompt.copy(), answer.copy())])
-        mask = torch.arange(len(ids)) >= len(prompt)
-        split = rows["split"][row].as_py()
-        reason = _reject(split, mask[: capture.max_length])
-        if reason:
-            left_out[reason] += 1
-            continue
-        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-            raise CacheError(f"sample {key}:{turn}: expected ids below {vocab_size}, got {int(ids.max())}")
-        truncated += len(ids) > capture.max_length
-        samples.append(
-            PlannedSample(f"{key}:{turn}", split, ids[: capture.max_length], mask[: capture.max_length])
-        )
-    if not samples:
-        raise CacheError(f"no sample to cache: {len(rows)} answers read, left out: {dict(left_out)}")
-    segments = plan_segments([len(sample.input_ids) for sample in samples], capture.segment_tokens)
-    return CapturePlan(samples, segments, truncated, dict(sorted(left_out.items())))
-
-
-def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Samples by length, cut into batches of at most ``batch_tokens`` with padding (a longer one alone)."""
-    batches: list[list[int]] = []
-    for sample in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if not batches or (len(batches[-1]) + 1) * lengths[sample] > batch_tokens:
-            batches.append([])
-        batches[-1].append(sample)
-    return batches
 
 
 class StateSource(Protocol):
@@ -221,9 +143,6 @@ def capture(
             yield i, sample
 
 
-# --- parts ------------------------------------------------------------------------------------------------
-
-
 def _already(found: Artifact) -> Artifact:
     _say(f"target cache is already there: {found.reference} ({found.path})")
     return found
@@ -272,13 +191,6 @@ def _check_thinking(rows: pa.Table, thinking: bool | None, answers: Artifact) ->
             f"target.thinking={thinking}: the answers {answers.reference} were made with thinking="
             f"{', '.join(sorted(map(str, modes)))}"
         )
-
-
-def _reject(split: str, mask: Tensor) -> str | None:
-    """Why a row is not cached, or None. The first token is nobody's label."""
-    if split not in SPLITS:
-        return f"split {split}"
-    return None if bool(mask[1:].any()) else "no supervised token"
 
 
 def _capture_all(
@@ -414,21 +326,3 @@ def _summary(counts: dict[str, Any]) -> str:
     )
     left_out = ", ".join(f"{number} {reason}" for reason, number in counts["left_out"].items()) or "none"
     return f"{text}, {size(counts['bytes'])}; truncated {counts['truncated']}; left out: {left_out}"
-
-
-def _print_plan(plan: CapturePlan, spec: CacheSpec, root: Path, folder: Path, config: Config) -> None:
-    tokens = [plan.tokens(number) for number in range(len(plan.segments))]
-    seconds = expected_seconds(sum(tokens), folder, config)
-    supervised = sum(int(sample.loss_mask.sum()) for sample in plan.samples)
-    rows: list[tuple[str, object]] = [
-        ("samples", len(plan.samples)),
-        ("left out", ", ".join(f"{number} {reason}" for reason, number in plan.left_out.items()) or "none"),
-        ("truncated", plan.truncated),
-        ("tokens", sum(tokens)),
-        ("supervised tokens", supervised),
-        ("segments", len(tokens)),
-        ("bytes before compression", size(sum(segment_bytes(spec, count) for count in tokens))),
-        ("free disk", size(free_bytes(root))),
-        ("expected time (estimate)", f"{duration(seconds)} on one process"),
-    ]
-    table("Plan: target cache", ("", ""), rows)

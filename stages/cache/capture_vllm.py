@@ -27,7 +27,7 @@ from pipeline.target.files import device_of, dtype_of, quiet_transformers
 from pipeline.target.location import locate
 from pipeline.target.model import States, shape_logits
 from pipeline.target.tensors import TargetTensors, load_tensors
-from stages.cache.capture import PlannedSample
+from stages.cache.plan import PlannedSample
 from stages.cache.vllm_process import Worker, environment_of, started
 
 AHEAD = 1  # batches that vLLM has in hand while one is read here

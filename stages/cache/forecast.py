@@ -12,7 +12,7 @@ import torch
 
 from data_specs.target_cache import CacheSpec, segment_bytes
 from pipeline.config import Config
-from pipeline.states.store import plan_segments
+from pipeline.states.samples import plan_segments
 from pipeline.target import files as targets
 
 MODEL_SHARE = 0.5  # of the speed of one large product is what a whole model reaches

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pipeline.drafts.base import Batch, Blocks, Supervision, supervise
-from pipeline.states.store import CacheReader
+from pipeline.states.reader import CacheReader
 from stages.train.anchors import HELDOUT, TRAIN, legal_anchors, sample_anchors, stack
 
 FILLER = -1  # sample number of a filler

@@ -22,7 +22,7 @@ from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import ALGORITHMS, Start, build, chosen_taps, supervised
 from pipeline.drafts.starts.mask_token import choose
-from pipeline.states.store import CacheReader
+from pipeline.states.reader import CacheReader
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.files import identity, load_tokenizer
 from pipeline.target.location import locate

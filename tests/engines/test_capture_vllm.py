@@ -14,11 +14,12 @@ from environments import Environment
 
 from data_specs.answers import AnswerRow, write_answers
 from pipeline.config import CaptureConfig, Config, DataConfig, TargetConfig, VllmConfig
-from pipeline.states.store import CacheReader
+from pipeline.states.reader import CacheReader
 from pipeline.store.artifacts import Artifact, Store
-from stages.cache.capture import PlannedSample, run_capture
+from stages.cache.capture import run_capture
 from stages.cache.capture_vllm import vllm_target
 from stages.cache.forecast import spec_of
+from stages.cache.plan import PlannedSample
 from stages.cache.vllm_process import WorkerError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900, func_only=True)]

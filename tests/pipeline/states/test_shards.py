@@ -6,8 +6,9 @@ import torch
 import zarr
 
 from data_specs.target_cache import CacheError, CacheSpec, arrays
+from pipeline.states.samples import Sample
 from pipeline.states.shards import check_order, read_rows
-from pipeline.states.store import Sample, write_segment
+from pipeline.states.writer import write_segment
 
 SPEC = CacheSpec(taps=[0, 2], hidden_size=3, vocab_size=1000, chunk_tokens=4, shard_tokens=16)
 TOKENS = 45  # two whole shards, and one of 13 rows with a padded chunk

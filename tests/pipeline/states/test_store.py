@@ -13,18 +13,11 @@ from zarr.storage import LocalStore
 
 from data_specs.manifest import MANIFEST, ManifestError, read_json, write_json
 from data_specs.target_cache import CacheError, CacheSpec
-from pipeline.states.store import (
-    SEALED,
-    CacheReader,
-    Logits,
-    Sample,
-    check_finite,
-    drop_damaged,
-    plan_segments,
-    segment_is_done,
-    write_index,
-    write_segment,
-)
+from pipeline.states.index import write_index
+from pipeline.states.reader import CacheReader
+from pipeline.states.samples import Logits, Sample, check_finite, plan_segments
+from pipeline.states.segments import SEALED, drop_damaged, segment_is_done
+from pipeline.states.writer import write_segment
 from pipeline.store.artifacts import Artifact, Store
 
 VOCABULARY = 50
@@ -256,7 +249,7 @@ def test_a_writer_killed_before_the_rename_leaves_no_segment(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.states.store.publish_folder", killed)
+    monkeypatch.setattr("pipeline.states.writer.publish_folder", killed)
     with pytest.raises(KeyboardInterrupt):
         write_segment(tmp_path, 0, [sample_of(9, spec)], spec)
     monkeypatch.undo()

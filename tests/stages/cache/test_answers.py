@@ -24,8 +24,9 @@ from pipeline.prompts.chat import render_prompt
 from pipeline.prompts.rows import Rejection
 from pipeline.store import artifacts
 from pipeline.store.artifacts import Store
-from stages.cache import answers, forecast
+from stages.cache import answers, answers_plan, forecast
 from stages.cache.answers import run_answers
+from stages.cache.answers_job import prepare
 from stages.cache.source import AnswerReply, Refusal
 
 TEXTS = ["a", "what is it?", "zz" * 9, "hello there", "0123456789", "why", "who", "when", "where", "how much"]
@@ -137,22 +138,20 @@ def test_finish_reasons_are_reported(
 )
 def test_what_changes_answers_changes_the_fingerprint(tmp_path: Path, target_folder: Path, changes: dict):
     """Pitfalls 4 and 13."""
-    before = answers.prepare(config(tmp_path, target_folder)).fingerprint
-    assert answers.prepare(config(tmp_path, target_folder, **changes)).fingerprint != before
+    before = prepare(config(tmp_path, target_folder)).fingerprint
+    assert prepare(config(tmp_path, target_folder, **changes)).fingerprint != before
 
 
 def test_what_only_changes_the_computing_does_not(tmp_path: Path, target_folder: Path):
-    before = answers.prepare(config(tmp_path, target_folder)).fingerprint
+    before = prepare(config(tmp_path, target_folder)).fingerprint
     changed = config(tmp_path, target_folder, answers={"batch_size": 1}, ranks=3, plan=True)
-    assert answers.prepare(changed).fingerprint == before
+    assert prepare(changed).fingerprint == before
 
 
 def test_the_batch_size_counts_where_the_target_samples(tmp_path: Path, target_folder: Path):
     """Pitfall 13: the draws of a batch come from one generator."""
     made = [
-        answers.prepare(
-            config(tmp_path, target_folder, answers={"temperature": 1.0, "batch_size": size})
-        ).fingerprint
+        prepare(config(tmp_path, target_folder, answers={"temperature": 1.0, "batch_size": size})).fingerprint
         for size in (1, 2)
     ]
     assert made[0] != made[1]
@@ -160,8 +159,8 @@ def test_the_batch_size_counts_where_the_target_samples(tmp_path: Path, target_f
 
 def test_the_target_itself_is_part_of_the_fingerprint(tmp_path: Path, target_folder: Path):
     other = tiny.save_target(tmp_path / "other", seed=1)
-    job = answers.prepare(config(tmp_path, target_folder))
-    assert answers.prepare(config(tmp_path, other)).fingerprint != job.fingerprint
+    job = prepare(config(tmp_path, target_folder))
+    assert prepare(config(tmp_path, other)).fingerprint != job.fingerprint
 
 
 def test_a_plan_does_nothing(
@@ -172,7 +171,7 @@ def test_a_plan_does_nothing(
     assert not store.root.exists()
     out = capsys.readouterr().out
     assert "rejected, empty" in out and "estimates, nothing is done" in out
-    lines = dict(answers.plan_lines(answers.prepare(config(tmp_path, target_folder, rows))))
+    lines = dict(answers_plan.plan_lines(prepare(config(tmp_path, target_folder, rows))))
     assert lines["prompts"] == "11" and lines["turns"] == "12"
     assert lines["answer tokens"] == "at most 144"
     assert "at most" in lines["bytes"] and "very roughly" in lines["time"]
@@ -204,7 +203,7 @@ def test_turns_are_answered_one_by_one(tmp_path: Path, target_folder: Path):
                       {"role": "assistant", "content": "other"}, {"role": "user", "content": "mn"}]},
         {"prompt": "x" * 300},
     ]  # fmt: skip
-    job = answers.prepare(config(tmp_path, target_folder, rows, answers={"chunk_prompts": 9}))
+    job = prepare(config(tmp_path, target_folder, rows, answers={"chunk_prompts": 9}))
     engine = Scripted()
     made, counts = answers.answer_unit(job, engine, "00000", lambda prompts, tokens: None)
     assert engine.asked == [["ab", "ef", "gh", "bad", "kl"], ["cd", "bad", "mn"]]
@@ -256,7 +255,7 @@ def test_given_answers(tmp_path: Path, target_folder: Path, store: Store):
         {"messages": [user | {"content": "q"}, bot | {"reasoning_content": "hm"}]},
     ]
     cfg = config(tmp_path, target_folder, rows, answers={"source": "given"})
-    lines = dict(answers.plan_lines(answers.prepare(cfg)))
+    lines = dict(answers_plan.plan_lines(prepare(cfg)))
     assert (lines["turns"], lines["answer tokens"]) == (
         "about 3",
         "about 14",
@@ -448,13 +447,13 @@ def test_the_plan_bounds_the_cache_and_names_the_free_disk(
     run_answers(cfg, store)
     out = capsys.readouterr().out
     assert "target cache at most" in out and "free disk" in out and "capture time" in out
-    job = answers.prepare(cfg)
+    job = prepare(cfg)
     prompt = len(render_prompt(tiny.tokenizer(), [{"role": "user", "content": "a"}], None))
-    assert answers.forecast_cache(job).most_tokens == prompt + 12
-    spec = answers.spec_of(cfg, answers.read_config(target_folder, cfg.target))
-    token = answers.cache_bytes([128], spec, 65536) / 128
-    assert answers.forecast_cache(job).most_bytes == 128 * token  # one chunk
-    assert answers.forecast_cache(job).least_bytes == (prompt + 1) * token
+    assert answers_plan.forecast_cache(job).most_tokens == prompt + 12
+    spec = answers_plan.spec_of(cfg, answers_plan.read_config(target_folder, cfg.target))
+    token = answers_plan.cache_bytes([128], spec, 65536) / 128
+    assert answers_plan.forecast_cache(job).most_bytes == 128 * token  # one chunk
+    assert answers_plan.forecast_cache(job).least_bytes == (prompt + 1) * token
 
 
 @pytest.mark.parametrize("plan", [True, False])
@@ -476,7 +475,7 @@ def test_a_cache_that_may_not_fit_is_a_warning(
     capsys: pytest.CaptureFixture,
 ):
     cfg = config(tmp_path, target_folder, plan=True)
-    bounds = answers.forecast_cache(answers.prepare(cfg))
+    bounds = answers_plan.forecast_cache(prepare(cfg))
     free = int(bounds.least_bytes + bounds.most_bytes) // 2
     monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     assert run_answers(cfg, store) is None

@@ -17,13 +17,14 @@ from data_specs.answers import SCHEMA, AnswerRow, write_answers
 from data_specs.manifest import Manifest, ManifestError, folder_records
 from data_specs.target_cache import CacheError
 from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, TargetConfig
-from pipeline.states.store import CacheReader
+from pipeline.states.reader import CacheReader
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.model import States, Target
 from stages.cache import capture as module
 from stages.cache import forecast
-from stages.cache.capture import InProcess, PlannedSample, capture, plan_batches, plan_capture, run_capture
+from stages.cache.capture import InProcess, capture, run_capture
 from stages.cache.forecast import spec_of
+from stages.cache.plan import PlannedSample, plan_batches, plan_capture
 
 LENGTHS = ((4, 6), (3, 9), (8, 2), (5, 5), (2, 20), (7, 1))  # prompt and answer tokens
 

@@ -21,13 +21,14 @@ from safetensors.torch import save_file
 from data_specs.answers import AnswerRow, write_answers
 from data_specs.target_cache import CacheError
 from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, VllmConfig
-from pipeline.states.store import CacheReader
+from pipeline.states.reader import CacheReader
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.model import States, Target
 from pipeline.target.tensors import load_tensors
-from stages.cache.capture import PlannedSample, capture, run_capture
+from stages.cache.capture import capture, run_capture
 from stages.cache.capture_vllm import VllmTarget, final_norm, llm_arguments, numbering, vllm_target
 from stages.cache.forecast import spec_of
+from stages.cache.plan import PlannedSample
 from stages.cache.vllm_process import Worker, WorkerError, environment_of, vllm_version
 
 LENGTHS = ((4, 6), (3, 9), (8, 2), (5, 5), (2, 20), (7, 1))  # prompt and answer tokens

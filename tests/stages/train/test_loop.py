@@ -193,7 +193,9 @@ def test_a_damaged_cache_is_refused_before_the_first_step(cached) -> None:
 def poison(cached, sample: int) -> None:
     """Write the cache anew, with a NaN among the tapped states of ``sample``."""
     from data_specs.target_cache import CacheSpec
-    from pipeline.states.store import CacheReader, write_index, write_segment
+    from pipeline.states.index import write_index
+    from pipeline.states.reader import CacheReader
+    from pipeline.states.writer import write_segment
 
     reader = CacheReader(cached.cache.path)
     samples = [reader.read(i) for i in range(len(reader))]

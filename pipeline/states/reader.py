@@ -1,0 +1,230 @@
+"""Reading the target cache: any sample, at random, from sharded Zarr."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import zarr
+from torch import Tensor
+from zarr.storage import LocalStore
+
+from data_specs.manifest import (
+    MANIFEST,
+    Manifest,
+    read_json,
+    read_manifest,
+)
+from data_specs.target_cache import (
+    CACHE_RECORD,
+    INDEX,
+    INDEX_SCHEMA,
+    SCHEMA_VERSION,
+    SEGMENT_RECORD,
+    SEGMENTS,
+    TOKEN_COUNTS,
+    TOKEN_COUNTS_SCHEMA,
+    ArraySpec,
+    CacheError,
+    CacheSpec,
+    SampleRecord,
+    arrays,
+    segment_name,
+)
+from pipeline.console import progress
+from pipeline.states.samples import Logits, Sample
+from pipeline.states.segments import SEALED, check_files, read_segment_record
+from pipeline.states.shards import read_rows
+
+OPEN_ARRAYS = 1024  # kept open by one reader
+
+
+def _to_torch(rows: Any, array: ArraySpec) -> Tensor:
+    tensor = torch.from_numpy(rows)
+    return tensor.view(torch.bfloat16) if array.meaning == "bfloat16" else tensor
+
+
+class _WholeStore(LocalStore):
+    """A local store in which a missing chunk is an error, where Zarr would read the fill value.
+
+    It reads in the thread that asks: a hop to another one for every chunk costs more than the read itself.
+    """
+
+    async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+        return self.get_sync(key, prototype=prototype, byte_range=byte_range)
+
+    def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Any:
+        value = super().get_sync(key, prototype=prototype, byte_range=byte_range)
+        if value is None and key.startswith("c/"):
+            raise CacheError(f"{self.root / key}: the chunk is missing")
+        return value
+
+
+def _open(folder: Path, number: int, name: str) -> Any:
+    """One array of a segment, to be read only."""
+    path = folder / SEGMENTS / segment_name(number) / name
+    if not path.is_dir():
+        raise CacheError(f"{path}: the array is missing")
+    return zarr.open_array(_WholeStore(path, read_only=True), mode="r", zarr_format=3)
+
+
+class CacheReader:
+    """The samples of the cache in ``folder``, read in any order; pickled, it opens its own files again.
+
+    ``lengths`` int32 [n] tokens, ``supervised`` int64 [n] answer tokens, ``splits``, ``keys`` of the n
+    samples; ``token_counts`` int64 [V]. ``CacheError`` or ``ManifestError`` name the file that is not right.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        record = read_json(self.folder / CACHE_RECORD)
+        try:
+            self.spec = CacheSpec(**record["spec"])
+            self.segments: int = record["segments"]
+            self._sealed: dict[str, Any] = record["sealed"]
+        except (KeyError, TypeError) as error:
+            raise CacheError(
+                f"{self.folder / CACHE_RECORD}: expected the record of a cache, got: {error!r}"
+            ) from None
+        index = _read_parquet(self.folder / INDEX, INDEX_SCHEMA)
+        self.keys: list[str] = index["key"].to_pylist()
+        self.splits: list[str] = index["split"].to_pylist()
+        self.lengths: np.ndarray = index["length"].to_numpy()
+        self.supervised: np.ndarray = index["supervised"].to_numpy().astype(np.int64)
+        self._segment: np.ndarray = index["segment"].to_numpy()
+        self._start = _starts(self.lengths, self._segment)
+        self._tokens = np.bincount(self._segment, self.lengths, self.segments).astype(np.int64)
+        counts = _read_parquet(self.folder / TOKEN_COUNTS, TOKEN_COUNTS_SCHEMA)
+        self.token_counts: np.ndarray = np.zeros(self.spec.vocab_size, np.int64)
+        self.token_counts[counts["id"].to_numpy()] = counts["count"].to_numpy()
+        self._arrays = arrays(self.spec)
+        self._opened: OrderedDict[tuple[int, str], Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": OrderedDict()}
+
+    @property
+    def manifest(self) -> Manifest:
+        """The artifact's manifest."""
+        return read_manifest(self.folder)
+
+    def read(self, i: int) -> Sample:
+        """Sample ``i``; every tensor is its own memory."""
+        parts = {name: self._rows(i, name) for name in self._arrays}
+        logits = None
+        if self.spec.logits == "topk":
+            logits = Logits(parts["logits_values"], parts["logits_ids"], parts["logits_lse"])
+        if self.spec.logits == "full":
+            logits = Logits(parts["logits_full"])
+        return Sample(
+            input_ids=parts["input_ids"].long(),
+            loss_mask=parts["loss_mask"],
+            hidden=parts["hidden"],
+            last_hidden=parts["last_hidden"],
+            split=self.splits[i],
+            key=self.keys[i],
+            logits=logits,
+        )
+
+    def read_ids(self, i: int) -> tuple[Tensor, Tensor]:
+        """Only ``input_ids`` int64 [S] and ``loss_mask`` bool [S] of sample ``i``."""
+        return self._rows(i, "input_ids").long(), self._rows(i, "loss_mask")
+
+    def verify(self, full: bool = True) -> None:
+        """Check that the cache is what its manifest says; ``ManifestError`` names the file that is not.
+
+        ``full`` hashes everything; otherwise the large arrays are only checked for presence and size.
+        """
+        manifest = self.manifest
+        self._check_seal(manifest)
+        self._check_records(manifest)
+        hashed = sum(record.size for name, record in manifest.files.items() if full or _is_small(name))
+        with progress("checking the cache", hashed) as bar:
+            check_files(self.folder, manifest.files, lambda name: full or _is_small(name), bar.advance)
+
+    def _rows(self, i: int, name: str) -> Tensor:
+        number, start = int(self._segment[i]), int(self._start[i])
+        stop, array = start + int(self.lengths[i]), self._arrays[name]
+        if self.spec.codec == "none" or array.columns is None:
+            path = self.folder / SEGMENTS / segment_name(number) / name
+            return _to_torch(read_rows(path, array, self.spec, int(self._tokens[number]), start, stop), array)
+        return _to_torch(self._array(number, name)[start:stop], array)
+
+    def _array(self, number: int, name: str) -> Any:
+        """The opened array, from the most recently used ones."""
+        array = self._opened.pop((number, name), None)
+        if array is None:
+            array = _open(self.folder, number, name)
+        self._opened[number, name] = array
+        if len(self._opened) > OPEN_ARRAYS:
+            self._opened.popitem(last=False)
+        return array
+
+    def _check_seal(self, manifest: Manifest) -> None:
+        """The manifest against the copy in cache.json, which the manifest's hashes cover in turn."""
+        path = self.folder / MANIFEST
+        if manifest.kind != "cache" or manifest.schema_version != SCHEMA_VERSION:
+            got = f"{manifest.kind} of schema {manifest.schema_version}"
+            raise CacheError(f"{path}: expected a cache of schema {SCHEMA_VERSION}, got {got}")
+        for name in SEALED:
+            if name not in self._sealed or self._sealed[name] != getattr(manifest, name):
+                raise CacheError(f"{path}: field {name} is not what {CACHE_RECORD} recorded: edited")
+
+    def _check_records(self, manifest: Manifest) -> None:
+        """Files on disk, in the manifest and in the segments' records are the same; so are the samples."""
+        on_disk = {
+            path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()
+        }
+        expected = {CACHE_RECORD, INDEX, TOKEN_COUNTS}
+        samples: list[SampleRecord] = []
+        for number in range(self.segments):
+            prefix = f"{SEGMENTS}/{segment_name(number)}"
+            record = read_segment_record(self.folder, number)
+            samples += record.samples
+            expected.add(f"{prefix}/{SEGMENT_RECORD}")
+            for name, file in record.files.items():
+                expected.add(f"{prefix}/{name}")
+                if manifest.files.get(f"{prefix}/{name}") != file:
+                    raise CacheError(f"{self.folder / prefix / name}: manifest and segment record disagree")
+        self._compare_names(on_disk - {MANIFEST}, expected, "on disk")
+        self._compare_names(set(manifest.files), expected, f"in {MANIFEST}")
+        columns = (self.keys, self.splits, self.lengths.tolist(), self.supervised.tolist())
+        if [SampleRecord(*row) for row in zip(*columns, strict=True)] != samples:
+            raise CacheError(f"{self.folder / INDEX}: its samples are not those of the segments")
+
+    def _compare_names(self, got: set[str], expected: set[str], where: str) -> None:
+        for name in sorted(got ^ expected):
+            state = "missing" if name in expected else "not part of the cache, but present"
+            raise CacheError(f"{self.folder / name}: {state} {where}")
+
+
+def _is_small(name: str) -> bool:
+    return "/c/" not in name
+
+
+def _starts(lengths: np.ndarray, segment: np.ndarray) -> np.ndarray:
+    """First token of every sample inside its segment; samples of a segment lie together."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    first = np.r_[True, segment[1:] != segment[:-1]] if len(segment) else np.zeros(0, bool)
+    base = np.where(first, ends - lengths, 0)
+    return ends - lengths - np.maximum.accumulate(base)
+
+
+def _read_parquet(path: Path, schema: pa.Schema) -> pa.Table:
+    if not path.is_file():
+        raise CacheError(f"{path}: expected a Parquet file, found none")
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CacheError(f"{path}: expected a Parquet file, got: {error}") from error
+    if not table.schema.equals(schema):
+        raise CacheError(f"{path}: expected the columns {schema.names}, got {table.schema.names}")
+    return table

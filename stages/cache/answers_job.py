@@ -1,0 +1,140 @@
+"""What stage=cache is asked to answer: the prompts in units of work, the settings, and what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_specs.answers import SCHEMA_VERSION, AnswerRow
+from data_specs.manifest import fingerprint
+from pipeline.config import Config, ConfigError, section
+from pipeline.console import say
+from pipeline.prompts.rows import Message
+from pipeline.ranks import is_main
+from pipeline.target.architecture import empty_model
+from pipeline.target.files import identity, load_tokenizer
+from pipeline.target.location import locate
+from stages.cache.prompts import TrainingPrompt, TrainingPrompts, load_prompts
+from stages.cache.source import (
+    Settings,
+    effective_settings,
+    left_out,
+)
+
+
+@dataclass(frozen=True)
+class AnswersJob:
+    """All that is known before the first token: what to answer, as whom, with which settings."""
+
+    config: Config
+    folder: Path
+    tokenizer: Any
+    prompts: TrainingPrompts
+    asked: list[TrainingPrompt]  # the prompts whose answers the cache will hold: never a benchmark's
+    settings: Settings | None  # None: given answers
+    fingerprint: str
+
+    @property
+    def units(self) -> dict[str, list[TrainingPrompt]]:
+        """Unit name -> its prompts; from the list of prompts alone, so the same in every process."""
+        step = self.config.answers.chunk_prompts
+        return {f"{i // step:05d}": self.asked[i : i + step] for i in range(0, len(self.asked), step)}
+
+
+def prepare(config: Config) -> AnswersJob:
+    """Check the config, read the prompts and identify the target; raises ``ConfigError`` naming the key."""
+    given = config.answers.source == "given"
+    folder = locate(config.target)
+    empty_model(folder, config.target)  # a model that cannot be a target is refused before any answer
+    tokenizer = load_tokenizer(folder, config.target)
+    if not tokenizer.chat_template:
+        raise ConfigError(f"target.path={folder}: its tokenizer has no chat template")
+    prompts = load_prompts(config.data, given)
+    asked = prompts.of("train", "heldout")
+    if not asked:
+        raise ConfigError(f"data: no prompt to answer; read {prompts.read}, rejected {prompts.rejected}")
+    settings = None if given else _settings(config, folder)
+    return AnswersJob(
+        config, folder, tokenizer, prompts, asked, settings, _fingerprint(config, folder, prompts, settings)
+    )
+
+
+@dataclass
+class Talk:
+    """A conversation on its way: the user's turns, and what has been said so far."""
+
+    prompt: TrainingPrompt
+    questions: list[Message]
+    history: list[Message]
+    rows: list[AnswerRow] = field(default_factory=list)
+    over: bool = False
+
+
+def talk_of(prompt: TrainingPrompt) -> Talk:
+    """The conversation that ``prompt`` begins: its system message, and the questions that are to be asked."""
+    system = [message for message in prompt.messages[:1] if message["role"] == "system"]
+    return Talk(prompt, [message for message in prompt.messages if message["role"] == "user"], system)
+
+
+def _settings(config: Config, folder: Path) -> Settings:
+    """The effective settings, checked against the engine."""
+    path = folder / "generation_config.json"
+    generation = json.loads(path.read_text()) if path.is_file() else {}
+    settings = effective_settings(config.answers, generation)
+    if config.answers.source == "hf":
+        from stages.cache.source_hf import check_settings
+
+        check_settings(settings)
+    else:
+        from stages.cache.source_openai import check_config
+
+        check_config(config.answers.openai)
+    if is_main() and (ignored := left_out(generation)):
+        say(f"[yellow]warning:[/] {path} sets {', '.join(ignored)}, which no engine here applies")
+    return settings
+
+
+def sampling_of(job: AnswersJob) -> dict[str, Any]:
+    """What rows and manifest record of how the answers were made."""
+    if job.settings is None:
+        return {"engine": "given"}
+    return {"engine": job.config.answers.source, "seed": job.config.seed, **job.settings.active()}
+
+
+def _fingerprint(config: Config, folder: Path, prompts: TrainingPrompts, settings: Settings | None) -> str:
+    """Over all that changes an answer; what only changes how it is made (retries, workers) stays out.
+
+    The batch size is in where the target samples: the draws of a batch come from one generator.
+    """
+    answers = config.answers
+    parts: dict[str, Any] = {
+        "engine": answers.source,
+        "chunk_prompts": answers.chunk_prompts,
+        "thinking": config.target.thinking,
+    }
+    if settings is not None:
+        parts |= {"settings": settings.active(), "seed": config.seed}
+        if answers.source == "hf" and settings.temperature > 0:
+            parts |= {"batch_size": answers.batch_size}
+        parts |= {"dtype": config.target.dtype} if answers.source == "hf" else {"model": answers.openai.model}
+    return fingerprint("answers", SCHEMA_VERSION, parts, identity(folder), prompts.fingerprint())
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """The part of ``config`` that the manifest keeps."""
+    names = ("target", "data", "answers")
+    return {name: section(getattr(config, name)) for name in names} | {"seed": config.seed}
+
+
+def seed_of(job: AnswersJob, unit: str, turn: int) -> int:
+    """A seed below 2**31 of (seed, unit, turn)."""
+    digest = hashlib.sha256(f"{job.config.seed}/{unit}/{turn}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def unit_path(folder: Path, unit: str) -> Path:
+    """The file of one unit of answers."""
+    return folder / f"{unit}.parquet"

@@ -1,0 +1,169 @@
+"""What a run of stage=cache would cost: tokens, bytes and time, before anything is answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import ConfigError
+from pipeline.console import duration, say, size, table
+from pipeline.prompts.chat import given_rows, render_prompt
+from pipeline.prompts.rows import Message, Rejection
+from pipeline.prompts.template import TemplateRefusal
+from pipeline.ranks import is_main, world_size
+from pipeline.target.files import device_of, read_config
+from stages.cache.answers_job import AnswersJob, talk_of
+from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
+from stages.cache.prompts import TrainingPrompt
+
+PLAN_SAMPLE = 500  # prompts whose tokens are counted for a plan
+TOKEN_BYTES = 10  # id and text of a token in a compressed Parquet file, about
+# What a plan's time is reckoned from. A decoding step reads all weights once, then computes row by row.
+BYTES_A_SECOND, FLOPS = {"cpu": 4e9, "cuda": 1e12}, {"cpu": 1e11, "cuda": 1e14}
+STEP_SECONDS = 0.02
+STREAM_TOKENS_A_SECOND = 30.0  # of one request to a server
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Tokens and bytes of the cache of the answers: at most, and at least (the first prompts alone)."""
+
+    most_tokens: float
+    most_bytes: float
+    least_bytes: float
+
+
+def forecast_cache(job: AnswersJob, prompts: int = PLAN_SAMPLE) -> Forecast:
+    """Bounds of the cache, from at most ``prompts`` of the prompts, spread over all."""
+    capture, spec = job.config.capture, spec_of(job.config, read_config(job.folder, job.config.target))
+    sample = _spread(job.asked, prompts)
+    scale = len(job.asked) / len(sample)
+    lengths = [_sample_lengths(job, prompt) for prompt in sample]
+    least = [length for low, _ in lengths for length in low]
+    most = [length for _, high in lengths for length in high]
+    # Of a sample padding and rounding count once, so that the lower bound is scaled from the tokens alone.
+    width = cache_bytes([spec.chunk_tokens], spec, capture.segment_tokens) / spec.chunk_tokens
+    return Forecast(
+        scale * sum(most),
+        scale * cache_bytes(most, spec, capture.segment_tokens) if most else 0.0,
+        scale * sum(least) * width,
+    )
+
+
+def check_room(job: AnswersJob, forecast: Forecast, root: Path) -> None:
+    """Refuse, before anything is answered, a cache that cannot fit the disk; warn of one that may not.
+
+    Raises ``ConfigError`` naming the bytes needed and free.
+    """
+    free = free_bytes(root)
+    if forecast.least_bytes > free:  # by the sample: make sure
+        forecast = forecast_cache(job, len(job.asked))
+    if forecast.least_bytes > free:
+        raise ConfigError(
+            f"artifacts={root}: the target cache of the prompts alone needs at least "
+            f"{size(forecast.least_bytes)} ({forecast.least_bytes:.0f} bytes), free are {size(free)} ({free})"
+        )
+    if forecast.most_bytes > free and is_main():
+        say(
+            f"[yellow]warning:[/] the target cache may take up to {size(forecast.most_bytes)}, free are "
+            f"{size(free)}: fewer prompts, a smaller answers.max_new_tokens or fewer taps need less"
+        )
+
+
+def _spread(prompts: list[TrainingPrompt], count: int) -> list[TrainingPrompt]:
+    """At most ``count`` of ``prompts``, evenly spread over the list (sources may differ in length)."""
+    step = max(1.0, len(prompts) / count)
+    return [prompts[int(i * step)] for i in range(min(count, len(prompts)))]
+
+
+def _sample_lengths(job: AnswersJob, prompt: TrainingPrompt) -> tuple[list[int], list[int]]:
+    """Tokens of the samples that ``prompt`` makes in the cache: (at least, at most), one number a turn."""
+    longest = job.config.capture.max_length
+    if job.settings is None:
+        given = given_rows(job.tokenizer, prompt.messages, job.config.target.thinking)
+        rows = [] if isinstance(given, Rejection) else given
+        known = [
+            min(longest, len(r.prompt_ids) + len(r.answer_ids)) for r in rows if len(r.prompt_ids) < longest
+        ]
+        return known, known
+    talk, asked, most = talk_of(prompt), 0, []
+    for question in talk.questions:  # each counts its own template, so that the sum is no less than the whole
+        asked += _tokens_of(job, [*talk.history, question]) + job.settings.max_new_tokens
+        most.append(min(longest, asked))
+    first = _first_prompt_tokens(job, prompt)
+    return ([first + 1] if 0 < first < longest else []), most
+
+
+def show_plan(job: AnswersJob, forecast: Forecast, root: Path) -> None:
+    """Print what the run would make; the figures of tokens and time are estimates and say so."""
+    table("Plan: answers (estimates, nothing is done)", ("", "expected"), list(plan_lines(job)))
+    table("Plan: target cache of these answers", ("", "expected"), list(cache_lines(job, forecast, root)))
+
+
+def cache_lines(job: AnswersJob, forecast: Forecast, root: Path) -> Iterator[tuple[str, str]]:
+    """Lines of the plan: bounds of the cache that is captured from the answers."""
+    seconds = expected_seconds(forecast.most_tokens, job.folder, job.config) / world_size()
+    yield "target cache at most", f"{size(forecast.most_bytes)}, {forecast.most_tokens:,.0f} tokens"
+    yield "target cache at least", f"{size(forecast.least_bytes)} (prompts alone)"
+    yield "free disk", size(free_bytes(root))
+    yield "capture time", f"{duration(seconds)}, at most"
+
+
+def plan_lines(job: AnswersJob) -> Iterator[tuple[str, str]]:
+    """Lines of the plan: turns, tokens, bytes on disk and time."""
+    sample = job.asked[:PLAN_SAMPLE]
+    scale = len(job.asked) / len(sample)
+    yield "prompts", str(len(job.asked))
+    if job.settings is None:
+        yield from _given_lines(job, sample, scale)
+        return
+    turns = round(scale * sum(len(talk_of(prompt).questions) for prompt in sample))
+    prompt_tokens = turns * sum(_first_prompt_tokens(job, prompt) for prompt in sample) / len(sample)
+    most = turns * job.settings.max_new_tokens  # nobody knows how long the answers will be
+    yield "turns", str(turns)
+    yield "prompt tokens", f"about {prompt_tokens:,.0f}"
+    yield "answer tokens", f"at most {most:,}"
+    yield "bytes", f"about {size(TOKEN_BYTES * (prompt_tokens + most))}, at most"
+    yield "time", f"very roughly {duration(most / _tokens_a_second(job))}, at most"
+
+
+def _given_lines(job: AnswersJob, sample: list[TrainingPrompt], scale: float) -> Iterator[tuple[str, str]]:
+    """Lines of the plan for answers that the data hold: a sample is tokenized."""
+    started = time.monotonic()
+    given = [given_rows(job.tokenizer, prompt.messages, job.config.target.thinking) for prompt in sample]
+    seconds = time.monotonic() - started
+    rows = [row for talk in given if not isinstance(talk, Rejection) for row in talk]
+    prompt_tokens = scale * sum(len(row.prompt_ids) for row in rows)
+    answer_tokens = scale * sum(len(row.answer_ids) for row in rows)
+    yield "turns", f"about {scale * len(rows):,.0f}"
+    yield "prompt tokens", f"about {prompt_tokens:,.0f}"
+    yield "answer tokens", f"about {answer_tokens:,.0f}"
+    yield "bytes", f"about {size(TOKEN_BYTES * (prompt_tokens + answer_tokens))}"
+    yield "time", f"about {duration(scale * seconds / world_size())}"
+
+
+def _first_prompt_tokens(job: AnswersJob, prompt: TrainingPrompt) -> int:
+    talk = talk_of(prompt)
+    return _tokens_of(job, talk.history + talk.questions[:1])
+
+
+def _tokens_of(job: AnswersJob, messages: list[Message]) -> int:
+    """Tokens of ``messages`` as a prompt; 0 where the template refuses them."""
+    try:
+        return len(render_prompt(job.tokenizer, messages, job.config.target.thinking))
+    except TemplateRefusal:
+        return 0
+
+
+def _tokens_a_second(job: AnswersJob) -> float:
+    """A guess from the weights' bytes, or from the number of streams of the servers."""
+    answers = job.config.answers
+    if answers.source == "openai":
+        return STREAM_TOKENS_A_SECOND * answers.openai.concurrency
+    weights = sum(path.stat().st_size for path in job.folder.glob("*.safetensors"))
+    device, rows = device_of(job.config.target).type, min(answers.batch_size, answers.chunk_prompts)
+    # A weight in bf16 is two bytes to read a step and two FLOP to compute a row.
+    step = STEP_SECONDS + weights / BYTES_A_SECOND[device] + rows * weights / FLOPS[device]
+    return rows / step * world_size()
