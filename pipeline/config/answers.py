@@ -28,7 +28,7 @@ Penalty = Annotated[float, between(-2, 2)]  # the range of OpenAI's API
 class AskingConfig:
     """How a server is asked."""
 
-    model: str | None = None  # None: the first that the server lists
+    model: str | None = None  # None: the first model that the server lists
     retries: Natural = 6
     backoff: Weight = 1.0  # seconds before the first retry; doubles
     timeout: Positive = 600.0  # seconds
@@ -47,14 +47,14 @@ class OpenAIConfig(AskingConfig):
 class ClientConfig(AskingConfig):
     """How stage=evaluate asks ``server`` and ``plain_server``."""
 
-    note: str | None = None  # what is special about the server: shown, and another note is another evaluation
+    note: str | None = None  # what is special about the server; another note makes another evaluation
 
 
 @dataclass
 class AnswersConfig:
     """How the target answers the prompts. None in a sampling field: as the target's generation config."""
 
-    # The target in this process, a server, or the answers that the data hold.
+    # hf: the target in this process; openai: a server; given: the answers in the data
     source: Annotated[str, one_of("hf", "openai", "given")] = MISSING
     max_new_tokens: Count = 512
     temperature: Temperature | None = None
@@ -65,7 +65,7 @@ class AnswersConfig:
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     batch_size: Count = 32  # hf: prompts answered together
-    chunk_prompts: Count = 128  # unit of resume and of work sharing between ranks
+    chunk_prompts: Count = 128  # prompts of a unit of work, which ranks share and a rerun skips
     openai: OpenAIConfig = field(default_factory=OpenAIConfig)
 
     def contradictions(self) -> Iterator[str]:

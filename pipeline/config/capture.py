@@ -14,7 +14,9 @@ class VllmConfig:
     """vLLM in an environment of its own, for ``capture.source=vllm``."""
 
     python: str | None = None  # the interpreter of that environment; None: this one
-    timeout: Annotated[float, at_least(1)] = 1800.0  # seconds without a word from it, also while it loads
+    timeout: Annotated[float, at_least(1)] = (
+        1800.0  # longest silence in seconds, also while vLLM loads the target
+    )
     options: dict[str, Any] = field(default_factory=dict)  # of vllm.LLM, such as gpu_memory_utilization
 
 
@@ -24,10 +26,10 @@ class CaptureConfig:
 
     source: Annotated[str, one_of("hf", "vllm")] = "hf"  # hf: the target in this process
     vllm: VllmConfig = field(default_factory=VllmConfig)
-    # tokens of a sample; longer ones are truncated, unsupervised ones left out
+    # tokens of a sample; longer samples are cut, and those without a supervised token are left out
     max_length: Annotated[int, at_least(2)] = 4096
     batch_tokens: Count = 8192  # padded tokens of one forward pass
-    segment_tokens: Count = 65536  # unit of resume and of work sharing between ranks
+    segment_tokens: Count = 65536  # tokens of a unit of work, which ranks share and a rerun skips
     chunk_tokens: Count = 128
     shard_tokens: Count = 16384  # a multiple of chunk_tokens
     codec: Annotated[str, one_of("none", "zstd", "blosc")] = "none"

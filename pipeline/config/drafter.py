@@ -30,7 +30,7 @@ class LossConfig:
     confidence_start: Weight | None = None
     # ... between these shares of the run
     ramp: Annotated[list[Share], PAIR, ASCENDING] = field(default_factory=lambda: [0.0, 0.0])
-    chunk_slots: Count = 512  # rows of [slots, V] that exist at a time, in the type of the products
+    chunk_slots: Count = 512  # rows of the logits [slots, V] that are in memory at a time
 
 
 @dataclass
@@ -39,7 +39,7 @@ class InitConfig:
 
     final_norm: bool = False  # copy the target's final norm
     layers: bool = False  # start the draft layers from the target's last ones
-    # start the Markov head from the bigrams of the cache, smoothed with so many draws
+    # start the Markov head from the bigrams of the cache; the value is the number of draws that smooth them
     bigram: Positive | None = None
     draft: str | None = None  # start from a trained draft (name, name:v3 or folder): a DFlash for a DSpark
 
@@ -54,8 +54,8 @@ class DrafterConfig:
     block_size: Count = 7  # slots of a block (dspark, dflash), drafts a block (eagle3, mtp)
     depth: Count = 5
     num_taps: Natural | None = None  # taps of the cache that are read, spread evenly; None: all
-    sliding_window: Count | None = None  # positions of the context that the draft's layers see; None: all
-    # the draft proposes only so many tokens, the cache's most frequent; None: all
+    sliding_window: Count | None = None  # positions of the context that the draft attends to; None: all
+    # the draft proposes only this many tokens, the most frequent ones of the cache; None: all
     vocab_size: Annotated[int, at_least(2)] | None = None
     sample_from_anchor: bool = True  # false: 1+N fill-in, slot k drafts the token at its own position
     markov_rank: Natural = 256  # 0: no sequential head
@@ -64,7 +64,7 @@ class DrafterConfig:
     confidence_head: bool = True
     # soft: 1 - TV(draft, target); sampled: an accept/reject drawn from it
     confidence_label: Annotated[str, one_of("soft", "sampled")] = "soft"
-    # drafts of a block that have a loss (eagle3: training-time test); None: all
+    # drafts of a block that are trained (eagle3: steps of the training-time test); None: all
     train_steps: Count | None = None
     loss: LossConfig = field(default_factory=LossConfig)
     init: InitConfig = field(default_factory=InitConfig)

@@ -38,24 +38,24 @@ class EvaluateConfig:
     )
     # benchmark -> local file used instead of its Hub id (null: the Hub's)
     files: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(benchmark_names()))
-    prompts: Count | None = None  # at most so many prompts a benchmark
+    prompts: Count | None = None  # most prompts of a benchmark; None: all
     max_new_tokens: Count = 2048
     temperature: Temperature = 0.0
     top_p: TopP | None = None
     top_k: TopK | None = None
     min_p: MinP | None = None
-    threshold: Share = 0.0  # the block is cut before the first slot with confidence below it
-    # fit temperatures of the confidences on held-out prompts; None: where the draft has a confidence head
+    threshold: Share = 0.0  # a block ends before the first slot with a lower confidence
+    # fit temperatures of the confidences on held-out prompts; None: if the draft has a confidence head
     calibrate: bool | None = None
-    calibration_prompts: Count = 64  # at most so many, spread over data.sources
-    sweep: bool = False  # what thresholds 0.0, 0.1 ... 0.9 would bring
+    calibration_prompts: Count = 64  # most prompts of the calibration, spread over data.sources
+    sweep: bool = False  # also report what thresholds 0.0, 0.1 ... 0.9 would give
     baseline: bool = True  # decode the same prompts without the draft, in the same run
     bootstrap: Count = 1000
     batch: Count = 1  # prompts at a time; above 1 by the batched engine (pipeline/decoding/batched.py)
-    chunk_prompts: Count = 4  # unit of resume and of work sharing between ranks
+    chunk_prompts: Count = 4  # prompts of a unit of work, which ranks share and a rerun skips
     profile: bool = False  # also measure steps a second by tokens, SPS(B)
-    profile_tokens: Count = 128  # Bmax, the tokens of the largest step of the profile
-    # positions before a request's tokens
+    profile_tokens: Count = 128  # Bmax: tokens of the largest step of the profile
+    # positions of the context before a request's tokens, in the profile
     profile_contexts: Annotated[list[Count], NOT_EMPTY] = field(default_factory=lambda: [128, 512])
     profile_repeats: Count = 7
 

@@ -15,15 +15,17 @@ class ExportConfig:
     """Drafts in the layouts that engines load (stage=export), and drafts of others as artifacts (stage=import)."""
 
     formats: Annotated[list[Annotated[str, one_of(*FORMATS)]], EACH_ONCE] = field(default_factory=list)
-    name: str | None = None  # of the artifact; None: the draft's, and the format
+    name: str | None = None  # of the artifact; None: the draft's name and the format
     # Hub id (or, for GGUF files, folder) of the target; None: as the draft's manifest says
     target: str | None = None
     # llama.cpp's convert_hf_to_gguf.py or its checkout: export=llama_cpp then writes GGUF files too
     converter: str | None = None
-    python: str | None = None  # interpreter that runs it (it imports sentencepiece); None: this one
+    python: str | None = (
+        None  # interpreter that runs the converter (which imports sentencepiece); None: this one
+    )
     outtype: Annotated[str, one_of("auto", "f32", "bf16", "f16")] = "auto"  # numbers in the GGUF files
     repo: str | None = None  # Hub repository of export=hub, owner/name
-    push: bool = False  # upload to it; without it nothing leaves this machine
+    push: bool = False  # upload to ``repo``; if false, nothing leaves this machine
     private: bool = True
     license: str | None = None  # of the draft, for the model card
 

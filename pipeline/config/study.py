@@ -22,19 +22,19 @@ Policy = Annotated[
 class StudyConfig:
     """Policies under load, really served and simulated (stage=study). Prompts and sampler are those of ``evaluate``."""
 
-    in_chain: bool = False  # stage=all ends with it, with those policies that its draft can have
+    in_chain: bool = False  # stage=all ends with a study of the policies that its draft supports
     policies: Annotated[list[Policy], EACH_ONCE] = field(default_factory=list)
-    threshold: Share = 0.5  # of the policy of this name, on each draft's confidence
-    calibrated: bool = True  # confidences by the draft's calibration.json, which stage=evaluate makes
+    threshold: Share = 0.5  # of the policy threshold: the least confidence of a draft that is verified
+    calibrated: bool = True  # use the draft's calibration.json, which stage=evaluate makes
     max_new_tokens: Annotated[int, at_least(2)] = 64  # of a request
-    # requests at a time that are really served
+    # numbers of requests at a time that are really served
     concurrencies: Annotated[list[Count], EACH_ONCE] = field(default_factory=list)
-    requests_per_slot: Count = 3  # requests of a point by its concurrency ...
+    requests_per_slot: Count = 3  # a point has this many requests for each concurrent one ...
     least_requests: Count = 8  # ... and at least
-    repeats: Count = 1  # of every point, as far apart as can be: a machine's speed drifts
-    # of the longest request of the timings around each point
+    repeats: Count = 1  # of every point, spread over the run because a machine's speed drifts
+    # tokens of the longest request in the timings around each point
     timing_tokens: Annotated[int, at_least(8)] = 32
-    simulate: bool = True  # predict the points, and simulate ``sps``
+    simulate: bool = True  # predict the measured points, and simulate the machines of ``sps``
     sps: list[str] = field(default_factory=list)  # tables of data_specs/sps, or files
     simulated_concurrencies: Annotated[list[Count], EACH_ONCE] = field(default_factory=list)
     simulated_requests_per_slot: Count = 4

@@ -66,13 +66,13 @@ class Config:
     draft: str | None = None
     evaluation: str | None = None
     evaluations: list[str] = field(default_factory=list)  # references for stage=report
-    # stage=evaluate by the counters of a server that runs: its engine, its URL, and that of one without the draft
+    # stage=evaluate of a running server: its engine, its URL, and the URL of a server without the draft
     engine: Annotated[str, one_of("vllm", "llama_cpp")] | None = None
     server: str | None = None
     plain_server: str | None = None
     client: ClientConfig = field(default_factory=ClientConfig)
     ranks: Count | None = None  # processes; None: the visible GPUs, else 1
-    plan: bool = False  # print samples, tokens, bytes and time, and do nothing else
+    plan: bool = False  # only print samples, tokens, bytes and time
     seed: Annotated[int, between(0, 2**32 - 1)] = 0
 
 
