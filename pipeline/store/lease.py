@@ -4,28 +4,31 @@ It is a ``SoftFileLease`` of filelock: a file that its owner touches every eight
 takes it over at once if the owner ran on this host and has ended, and otherwise after watching it for a whole
 lease without a change, by its own monotonic clock: the clocks of two hosts may differ, and may be set.
 
-filelock leaves three gaps, closed here. It waits forever for an empty file (a power cut leaves those), and for
-a process that has ended while its parent has not asked for its exit code. And an owner that stood still for
-longer than the lease (SIGSTOP, a file server that hung) is not told that it has lost its claim: it has to look
-(``is_lost``, ``check``) before it writes what only the owner may write.
+filelock leaves gaps that are closed here by removing the claim of a dead owner. It takes over nothing on a file
+system that cannot exchange two names (NFS). It waits forever for an empty file, which a power cut may leave, and
+for the whole lease if the owner has ended but its parent has not asked for its exit code.
+
+An owner that stood still for longer than the lease (SIGSTOP, a file server that hung) is not told that it has
+lost its claim: it has to look (``is_lost``, ``check``) before it writes what only the owner may write.
 """
 
 from __future__ import annotations
 
-import os
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from filelock import OwnerRecord, SoftFileLease, Timeout
+from filelock import FileLock, OwnerRecord, SoftFileLease, Timeout
 
 from data_specs.errors import UserError
 from pipeline.console import duration
 
 CLAIMS = ".claims"  # beside the folder that is worked in, so that no artifact holds a claim
 LEASE_SECONDS = 120.0
+DAMAGED_SECONDS = 2.0  # after which a claim that cannot be read counts as left behind, not as being written
 FIRST_NAMESPACE = (
     0xEFFFFFFC  # the inode of Linux's initial PID namespace, which filelock's host names leave out
 )
@@ -66,10 +69,14 @@ class Lease:
             blocking=False,
             thread_local=False,
         )
+        self._seen: tuple[bytes, int] | None = (
+            None  # the claim of another process, as it was when last looked at
+        )
+        self._unchanged_since = 0.0
 
     def take(self) -> bool:
         """Take the claim and keep it alive from now on; False if another process holds it."""
-        self._expose_dead_owner()
+        self._remove_dead_claim()
         while True:
             try:
                 self._lock.acquire()
@@ -111,19 +118,29 @@ class Lease:
                 return Holder(owner.pid, host, _is_here(owner), (owner.token, self.path.stat().st_mtime_ns))
         return None
 
-    def _expose_dead_owner(self) -> None:
-        """Append what makes filelock take over the claim of a dead owner; it harms no claim made meanwhile."""
+    def _remove_dead_claim(self) -> None:
+        """Remove the claim of a dead owner; one process does so at a time, else it might remove its successor's."""
+        if self._is_dead():
+            with suppress(Timeout), FileLock(f"{self.path}.removal", blocking=False):
+                if self._look() == self._seen:
+                    self.path.unlink(missing_ok=True)
+
+    def _is_dead(self) -> bool:
+        look, now = self._look(), time.monotonic()
+        if look is None:
+            return False
+        if look != self._seen:
+            self._seen, self._unchanged_since = look, now
         owner = self._lock.owner
-        with suppress(OSError):
-            handle = os.open(self.path, os.O_RDWR | os.O_APPEND)
-            try:
-                content = os.read(handle, 4096)
-                if not content:
-                    os.write(handle, b"\n")  # damaged instead of empty: taken over after two seconds
-                elif owner is not None and f"token={owner.token}\n".encode() in content and _is_zombie(owner):
-                    os.write(handle, b"start=0\n")  # a start time that no process has: taken over at once
-            finally:
-                os.close(handle)
+        if owner is not None and _has_ended(owner):
+            return True
+        return now - self._unchanged_since >= (DAMAGED_SECONDS if owner is None else self.seconds)
+
+    def _look(self) -> tuple[bytes, int] | None:
+        """The claim's contents and the time of its last sign of life; None if nobody holds it."""
+        with suppress(FileNotFoundError):
+            return self.path.read_bytes(), self.path.stat().st_mtime_ns
+        return None
 
 
 def _is_here(owner: OwnerRecord) -> bool:
@@ -133,9 +150,9 @@ def _is_here(owner: OwnerRecord) -> bool:
     return owner.hostname == socket.gethostname() + (f"?pidns-{inode:x}" if inode != FIRST_NAMESPACE else "")
 
 
-def _is_zombie(owner: OwnerRecord) -> bool:
-    """Whether the owner has ended on this host and its parent has not asked for its exit code."""
+def _has_ended(owner: OwnerRecord) -> bool:
+    """Whether the owner was a process on this host and has ended (it may wait for its parent to notice)."""
     try:
         return _is_here(owner) and psutil.Process(owner.pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        return False
+        return True

@@ -16,6 +16,13 @@ from pipeline.store import lease as module
 from pipeline.store.lease import CLAIMS, ClaimLostError, Lease
 
 
+@pytest.fixture(params=[True, False], ids=["local", "nfs"])
+def can_exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the file system can exchange two names; filelock takes over nothing where it cannot."""
+    if not request.param:
+        monkeypatch.setattr("filelock._soft._exclusive._recovery.exchange_names", lambda *_: False)
+
+
 @pytest.fixture
 def lease(tmp_path: Path) -> Lease:
     return Lease(tmp_path / "work", "a", 0.8)
@@ -53,6 +60,7 @@ def test_the_holder_says_who_and_where(lease: Lease) -> None:
     lease.release()
 
 
+@pytest.mark.usefixtures("can_exchange")
 def test_an_owner_killed_on_this_host_is_replaced_at_once(tmp_path: Path) -> None:
     lease = Lease(tmp_path / "work", "a", 120.0)
     with owner(lease) as pid:
@@ -75,13 +83,14 @@ def test_an_owner_on_another_host_lives_while_its_claim_changes(lease: Lease, sh
     thread = threading.Thread(target=beat)
     thread.start()
     try:
-        assert take_within(lease, 2.0) is None
+        assert take_within(lease, 1.5) is None
     finally:
         stop.set()
         thread.join()
 
 
-@pytest.mark.parametrize("shift", [-1000.0, 0.0, 1000.0])
+@pytest.mark.usefixtures("can_exchange")
+@pytest.mark.parametrize("shift", [-1000.0, 1000.0])
 def test_an_owner_on_another_host_is_replaced_after_the_lease(lease: Lease, shift: float) -> None:
     os.utime(write_claim(lease), (time.time() + shift,) * 2)
     taken = take_within(lease, 5)
@@ -95,10 +104,11 @@ def test_a_clock_that_is_set_kills_no_owner(
     with owner(Lease(tmp_path / "work", "a", 0.8)):
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() + 1000)
-        assert take_within(lease, 2.0) is None
+        assert take_within(lease, 1.5) is None
 
 
-@pytest.mark.parametrize("length", [0, 1, 20, 40, 100])
+@pytest.mark.usefixtures("can_exchange")
+@pytest.mark.parametrize("length", [0, 20, 100])
 def test_a_cut_claim_is_taken_over(lease: Lease, length: int) -> None:
     """A power cut leaves the file's name without its contents, or with a part of them."""
     path = write_claim(lease)
@@ -108,12 +118,16 @@ def test_a_cut_claim_is_taken_over(lease: Lease, length: int) -> None:
     lease.release()
 
 
-def test_what_exposes_an_empty_claim_does_no_harm_to_an_owner(lease: Lease) -> None:
-    """Another process saw the claim empty, and appends to it after its owner has written it."""
-    assert lease.take()
-    with lease.path.open("ab") as file:
-        file.write(b"\n")
-    assert lease.holder is not None and not lease.is_lost
+def test_a_successor_is_not_removed_for_its_dead_predecessor(
+    tmp_path: Path, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes see the same dead claim; the slower one must not remove what the faster one has made."""
+    write_claim(lease)
+    slow = Lease(tmp_path / "work", "a", 0.8)
+    assert not slow.take()
+    assert take_within(lease, 5) is not None
+    monkeypatch.setattr(slow, "_is_dead", lambda: True)  # it decided so before the other one took the claim
+    assert not slow.take() and not lease.is_lost
     lease.release()
 
 
