@@ -169,7 +169,8 @@ def _line(axes: Any, one: Series) -> None:
 
 def _whiskers(axes: Any, drawing: Whiskers) -> Texts:
     """A group's name, and below it a line an interval; with one label the values stand beside the names."""
-    high, texts = LABEL + LINE * len(drawing.labels), Texts()
+    high = LABEL + LINE * len(drawing.labels)
+    texts: Texts = {"": [drawing.x.label]}
     figures = [figure for _, each in drawing.groups for figure in each if figure["value"] is not None]
     _rows(axes, high * len(drawing.groups))
     _scale(axes, "x", drawing.x, [end for f in figures for end in (f["value"], *(f["interval"] or ()))])
@@ -177,36 +178,33 @@ def _whiskers(axes: Any, drawing: Whiskers) -> Texts:
     for number, (name, each) in enumerate(drawing.groups):
         _name(axes, high * number, name, with_interval(each[0]) if len(drawing.labels) == 1 else "")
         for style, (label, figure) in enumerate(zip(drawing.labels, each, strict=True)):
-            if figure["value"] is None:
-                continue
-            y, low_high = (
-                high * number + LABEL + LINE * (style + 0.4),
-                figure["interval"] or [figure["value"]] * 2,
-            )
-            axes.plot(low_high, [y, y], color=_colour(style), linewidth=4, alpha=0.4, solid_capstyle="round")
-            key = f"{_group(number)}x{style}"
-            axes.scatter(
-                [figure["value"]], [y], s=70, color=_colour(style), marker=_marker(style), linewidths=0, gid=key,
-                clip_on=False, zorder=3,
-            )  # fmt: skip
-            texts[key] = [f"{', '.join(filter(None, (name, label)))}: {with_interval(figure)}"]
-    return {"": [drawing.x.label]} | texts
+            if figure["value"] is not None:
+                key = f"{_group(number)}x{style}"
+                _whisker(axes, figure, high * number + LABEL + LINE * (style + 0.4), style, key)
+                texts[key] = [f"{', '.join(filter(None, (name, label)))}: {with_interval(figure)}"]
+    return texts
+
+
+def _whisker(axes: Any, figure: dict[str, Any], y: float, style: int, key: str) -> None:
+    colour, value = _colour(style), figure["value"]
+    ends = figure["interval"] or [value, value]
+    axes.plot(ends, [y, y], color=colour, linewidth=4, alpha=0.4, solid_capstyle="round")
+    sign = {"marker": _marker(style), "color": colour, "linewidths": 0, "zorder": 3, "clip_on": False}
+    axes.scatter([value], [y], s=70, gid=key, **sign)
 
 
 def _bars(axes: Any, drawing: Bars) -> Texts:
-    longest = max((sum(length for _, length in parts) for _, parts in drawing.rows), default=0.0) or 1.0
+    sums = [sum(length for _, length in parts) for _, parts in drawing.rows]
     texts: Texts = {}
     _rows(axes, ROW * max(1, len(drawing.rows)))
-    axes.set_xlim(0, longest)
-    axes.set_xticks([])
+    axes.set(xlim=(0, max(sums, default=0.0) or 1.0), xticks=[])
     axes.spines["bottom"].set_visible(False)
-    for number, (name, parts) in enumerate(drawing.rows):
+    for number, ((name, parts), whole) in enumerate(zip(drawing.rows, sums, strict=True)):
+        _name(axes, ROW * number, name, f"{whole:.1f} {drawing.unit}")
         start = 0.0
-        _name(axes, ROW * number, name, f"{sum(length for _, length in parts):.1f} {drawing.unit}")
         for style, (part, length) in enumerate(parts):
             key = f"{_group(number)}x{style}"
-            bar = axes.barh(ROW * number + 21.5, length, 13, left=start, color=_colour(style))
-            bar.patches[0].set_gid(key)
+            axes.barh(ROW * number + 21.5, length, 13, left=start, color=_colour(style), gid=key)
             texts[key] = [f"{name}, {part}: {length:.1f} {drawing.unit}"]
             start += length
     return texts

@@ -1,4 +1,4 @@
-"""A report on the last screen: its tables, then its notes."""
+"""A report on the last screen: its tables, then its notes; after an evaluation, what to type next."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from pipeline import console
 from pipeline.report.model import SCREEN, Note, Section, Table
+from pipeline.report.page import PAGE
+from pipeline.report.summary import SUMMARY
+from pipeline.store.artifacts import Artifact
 
 MARGIN = 2  # columns of a screen between two of a table
 
@@ -29,3 +32,18 @@ def show_table(table: Table) -> None:
         places = [list(table.columns).index(title) for title in chosen]
         rows = [[line[place] for place in places] for line in lines[1:]]
         console.table(table.caption, chosen, rows)
+
+
+def show_evaluation(title: str, sections: Sequence[Section], artifact: Artifact, beside: str) -> None:
+    """Print ``sections``, the place of the evaluation, and what to type next; ``beside`` names its raw data."""
+    show(sections)
+    console.panel(
+        title,
+        [
+            f"evaluation  {artifact.reference}",
+            f"folder      {artifact.path}",
+            f"report      {artifact.path / PAGE} (opens in any browser; {SUMMARY} and {beside} beside it)",
+            f"next        python -m pipeline stage=report evaluations={artifact.reference},OTHER   (side by side)",
+            "            python -m pipeline stage=list",
+        ],
+    )

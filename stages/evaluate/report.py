@@ -6,11 +6,10 @@ from typing import Any
 
 from data_specs.manifest import read_json, write_json
 from data_specs.study import RESULT as STUDY
-from pipeline import console
 from pipeline.report.evaluation import Evaluation, in_the_making
 from pipeline.report.markdown import write_markdown
-from pipeline.report.page import PAGE, evaluation_sections, write_html
-from pipeline.report.screen import show as show_sections
+from pipeline.report.page import evaluation_sections, write_html
+from pipeline.report.screen import show_evaluation
 from pipeline.report.summary import MARKDOWN, SUMMARY
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.lineage import made_of_draft
@@ -30,15 +29,5 @@ def write_report(work: Work, store: Store, result: dict[str, Any]) -> None:
 
 def show(artifact: Artifact) -> None:
     """The last screen, from the stored summary: tables, artifact, and what to type next."""
-    summary = read_json(artifact.path / SUMMARY)
-    show_sections(evaluation_sections(Evaluation(artifact.reference, summary, artifact.manifest.created)))
-    console.panel(
-        "Evaluation",
-        [
-            f"evaluation  {artifact.reference}",
-            f"folder      {artifact.path}",
-            f"report      {artifact.path / PAGE} (opens in any browser; {SUMMARY} and every round beside it)",
-            f"next        python -m pipeline stage=report evaluations={artifact.reference},OTHER   (side by side)",
-            "            python -m pipeline stage=list",
-        ],
-    )
+    one = Evaluation(artifact.reference, read_json(artifact.path / SUMMARY), artifact.manifest.created)
+    show_evaluation("Evaluation", evaluation_sections(one), artifact, "every round")

@@ -15,14 +15,13 @@ import pyarrow.compute as pc
 from data_specs.evaluation import DRAFT, read_rounds
 from data_specs.manifest import read_json, write_json
 from data_specs.served import read_answers
-from pipeline import console
 from pipeline.http_client import ServerError
 from pipeline.report import served
 from pipeline.report.evaluation import Evaluation, in_the_making
 from pipeline.report.figures import total
 from pipeline.report.markdown import write_markdown
-from pipeline.report.page import PAGE, write_html
-from pipeline.report.screen import show as show_sections
+from pipeline.report.page import write_html
+from pipeline.report.screen import show_evaluation
 from pipeline.report.summary import MARKDOWN, SUMMARY, EvaluationFacts, by_benchmark, summarise
 from pipeline.store.artifacts import Artifact, Store, Work
 from stages.served.counted import figures, longest
@@ -121,16 +120,6 @@ def _compare_answers(result: dict[str, Any], answers: pa.Table, promised: Artifa
 
 
 def show(artifact: Artifact) -> None:
-    """The last screen, from the stored summary: table, artifact, and what to type next."""
-    summary = read_json(artifact.path / SUMMARY)
-    show_sections(served.figures(Evaluation(artifact.reference, summary, artifact.manifest.created)))
-    console.panel(
-        "Evaluation of a server",
-        [
-            f"evaluation  {artifact.reference}",
-            f"folder      {artifact.path}",
-            f"report      {artifact.path / PAGE} (opens in any browser; {SUMMARY} and every answer beside it)",
-            f"next        python -m pipeline stage=report evaluations={artifact.reference},OTHER   (side by side)",
-            "            python -m pipeline stage=list",
-        ],
-    )
+    """The last screen, from the stored summary: tables, artifact, and what to type next."""
+    one = Evaluation(artifact.reference, read_json(artifact.path / SUMMARY), artifact.manifest.created)
+    show_evaluation("Evaluation of a server", served.figures(one), artifact, "every answer")

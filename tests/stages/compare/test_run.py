@@ -51,9 +51,9 @@ class Comparison:
         self.trained: list[str] = []
         train = loop._train
 
-        def counted(setup, store, name, inputs):
+        def counted(setup, store, name, inputs, claim):
             self.trained.append(name)
-            return train(setup, store, name, inputs)
+            return train(setup, store, name, inputs, claim)
 
         monkeypatch.setattr(loop, "_train", counted)
 
