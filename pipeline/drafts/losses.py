@@ -105,9 +105,11 @@ def distribution_loss(
     int64 [n] are the target's ids; weights fp32 [n]. At any time the logits of only ``chunk`` slots exist. Matrix
     products run in the autocast type if autocast is on, else in the type of ``hidden``.
     """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     total, ce_sum, l1_sum, tv, agree = _Distribution.apply(
         hidden, features, w2, output, target_hidden, output.indices(labels), weights, coefficients, chunk,
-        torch.is_grad_enabled(), _matmul_dtype(hidden),
+        torch.is_grad_enabled(), dtype,
     )  # fmt: skip
     return Terms(
         total,
@@ -116,11 +118,6 @@ def distribution_loss(
         tv if coefficients.needs_target else None,
         agree if coefficients.agreement else None,
     )
-
-
-def _matmul_dtype(x: Tensor) -> torch.dtype:
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class _Distribution(torch.autograd.Function):

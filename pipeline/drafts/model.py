@@ -149,11 +149,11 @@ class Model(Draft):
         embedded, features = self.head_inputs(batch, useful, states)
         hidden = states[where]  # [n, H]
         positions = blocks.anchors[where[:2]] + where[2]  # the token before draft k is at a+k
-        slot_weights = supervision.weights[where]
+        slot_weights, compare = supervision.weights[where], self.learns_confidence and weights.confidence != 0
         terms = distribution_loss(
             hidden, None if features is None else features[where], self.bias_weight, self._output(),
             batch.last_hidden[where[0], positions], supervision.labels[where], slot_weights,
-            self._coefficients(weights), chunk_slots,
+            Coefficients(weights.ce, weights.l1, weights.soft, compare, agreement=not self.training), chunk_slots,
         )  # fmt: skip
         confidence = self.confidence_loss(hidden, embedded, where, terms.tv, supervision)
         return _collected(terms, confidence, weights, where, wanted)
@@ -169,10 +169,6 @@ class Model(Draft):
     def learns_confidence(self) -> bool:
         """Whether there is a confidence head. Its labels need both distributions."""
         return False
-
-    def _coefficients(self, weights: LossWeights) -> Coefficients:
-        compare = self.learns_confidence and weights.confidence != 0
-        return Coefficients(weights.ce, weights.l1, weights.soft, compare, agreement=not self.training)
 
     def _output(self) -> Output:
         target = self.lm_head.weight if self.d2t is None else self.target_head

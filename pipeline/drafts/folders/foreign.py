@@ -116,7 +116,8 @@ def _from_speculators(path: Path, values: Fields) -> Fields:
         )
     if not isinstance(layers, dict):
         raise LayoutError(f"{path}: field transformer_layer_config is missing")
-    drafts = _speculative_tokens(values)
+    methods = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    drafts = methods[0].get("speculative_tokens")
     own = {
         k: v
         for k, v in values.items()
@@ -139,12 +140,6 @@ def _from_speculators(path: Path, values: Fields) -> Fields:
     if kind == "dflash" and not flat["sample_from_anchor"]:
         flat["architectures"] = ["DFlashDraftModel"]
     return flat
-
-
-def _speculative_tokens(values: Fields) -> int | None:
-    """How many tokens the first proposal method of a speculators config drafts; None if it does not say."""
-    methods = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    return methods[0].get("speculative_tokens")
 
 
 def _anchor_first(path: Path, values: Fields, drafts: int | None) -> bool:

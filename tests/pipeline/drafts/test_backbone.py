@@ -19,7 +19,7 @@ def test_observing_in_pieces_equals_observing_at_once(window: int | None) -> Non
     draft = tiny.draft(sliding_window=window)
     batch = tiny.batch([300])
     states = []
-    for pieces in ((0, 300), (0, 3, 258, 300)):  # the second grows its buffers twice
+    for pieces in ((0, 300), (0, 3, 258, 300)):  # the second way grows its buffers twice
         state = draft.start()
         for first, last in zip(pieces, pieces[1:], strict=False):
             part = slice(first, last)
@@ -31,7 +31,7 @@ def test_observing_in_pieces_equals_observing_at_once(window: int | None) -> Non
 
 @torch.no_grad()
 def test_conventions_share_the_backbone() -> None:
-    """The same block of five slots: anchor-first drafts with all of them, 1+N with all but the anchor's."""
+    """In the same block of five slots, anchor-first drafts with all slots, 1+N with all but the anchor's."""
     first, fill_in = (
         tiny.draft("dflash", block_size=5),
         tiny.draft("dflash", block_size=5, sample_from_anchor=False),

@@ -6,7 +6,7 @@ from pipeline.drafts.base import Batch, Blocks, accepted_length, supervise
 
 
 def masked(*answers: int) -> Batch:
-    """Twelve tokens of which ``answers`` are the target's own."""
+    """A batch of twelve tokens, of which the target generated ``answers``."""
     batch = tiny.batch([12])
     mask = torch.zeros(1, 12, dtype=torch.bool)
     mask[0, list(answers)] = True
@@ -14,7 +14,7 @@ def masked(*answers: int) -> Batch:
 
 
 def test_supervision_stops_at_the_first_token_that_is_no_answer() -> None:
-    """Pitfalls 1 and 3: the mask is that of the label's token."""
+    """Pitfalls 1 and 3: the mask follows the label's token."""
     batch = masked(4, 5, 6, 9)
     s = supervise(batch, Blocks(torch.tensor([[3, 8, 6]]), torch.ones(1, 3, dtype=torch.bool)), 4, 4.0)
     assert s.mask[0].tolist() == [[True, True, True, False], [True, False, False, False], [False] * 4]
@@ -24,7 +24,7 @@ def test_supervision_stops_at_the_first_token_that_is_no_answer() -> None:
 
 
 def test_drafts_beyond_the_trained_ones_weigh_nothing() -> None:
-    """They keep their labels: a held-out evaluation asks how often they would be accepted."""
+    """They keep their labels, because the held-out evaluation measures how often they would be accepted."""
     batch = masked(4, 5, 6, 7, 8)
     blocks = Blocks(torch.tensor([[3]]), torch.ones(1, 1, dtype=torch.bool))
     s = supervise(batch, blocks, 4, 4.0, trained=1)

@@ -1,4 +1,4 @@
-"""Drafters that draft one token after another, against transformers' own layer over the whole prefix."""
+"""Drafters that draft one token after another."""
 
 import pytest
 import tiny
@@ -10,8 +10,9 @@ from pipeline.drafts.base import Batch, Blocks
 @torch.no_grad()
 @pytest.mark.parametrize("algorithm", ["eagle3", "mtp"])
 def test_the_first_draft_reads_the_state_before_the_anchor(algorithm: str) -> None:
-    """Pair anchor-1 (state there, token at the anchor) is the last that the target gives; the anchor's own state is not
-    there yet when the block is drafted.
+    """Pair anchor-1 is the last one with a state of the target.
+
+    It has the state at anchor-1 and the token at the anchor, whose own state does not exist when the block is drafted.
     """
     draft, batch = tiny.draft(algorithm), tiny.batch([20])
     blocks = Blocks(torch.tensor([[9]]), torch.tensor([[True]]))
@@ -23,9 +24,7 @@ def test_the_first_draft_reads_the_state_before_the_anchor(algorithm: str) -> No
         other = Batch(**{**batch.__dict__, "hidden": hidden, "last_hidden": last})
         assert torch.equal(before, draft.block_states(other, blocks)) is not changes
     ids = batch.input_ids.clone()
-    ids[0, 10] = (
-        ids[0, 10] + 1
-    ) % 200  # the token after the anchor: the second draft's input, the first one's label
+    ids[0, 10] = (ids[0, 10] + 1) % 200  # the token after the anchor: label of draft 1, input of draft 2
     after = draft.block_states(Batch(**{**batch.__dict__, "input_ids": ids}), blocks)
     assert torch.equal(before[0, 0, 0], after[0, 0, 0]) and not torch.allclose(
         before[0, 0, 1], after[0, 0, 1]
@@ -33,7 +32,7 @@ def test_the_first_draft_reads_the_state_before_the_anchor(algorithm: str) -> No
 
 
 @torch.no_grad()
-def test_steps_that_nobody_asks_for_are_not_made() -> None:
+def test_only_the_asked_steps_are_made() -> None:
     draft, batch = tiny.draft("eagle3"), tiny.batch([20])
     blocks = Blocks(torch.tensor([[9]]), torch.tensor([[True]]))
     whole, part = draft.block_states(batch, blocks), draft.block_states(batch, blocks, 3)
@@ -56,8 +55,8 @@ def test_observing_in_pieces_equals_observing_at_once(window: int | None) -> Non
     assert torch.allclose(logits[0], logits[1], atol=1e-4)
 
 
-def test_an_anchor_without_a_state_before_it_is_a_filler_s() -> None:
-    """Finite, whatever it is: its slots weigh nothing."""
+def test_an_anchor_at_0_gives_finite_states() -> None:
+    """Only padding has such an anchor, with weight 0, and 0 times NaN would be NaN."""
     draft = tiny.draft("eagle3")
     states = draft.block_states(tiny.batch([5]), Blocks(torch.tensor([[0]]), torch.tensor([[True]])))
     assert states.isfinite().all()

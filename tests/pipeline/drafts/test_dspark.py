@@ -24,7 +24,7 @@ def test_blocks_do_not_see_each_other() -> None:
 
 
 def test_head_inputs_are_the_tokens_before() -> None:
-    """Draft k of the block at 11 follows the token at 11+k; beyond the sequence the last one stands in."""
+    """The token before draft k of the block at 11 is at 11+k; beyond the sequence the last token takes its place."""
     draft, batch = tiny.draft(), uneven()
     states = draft.block_states(batch, BLOCKS)
     embedded, features = draft.head_inputs(batch, BLOCKS, states)
@@ -34,7 +34,7 @@ def test_head_inputs_are_the_tokens_before() -> None:
 
 
 def test_the_confidence_head_learns_nothing_without_a_label() -> None:
-    """A run that starts with cross-entropy alone must not teach it that everything is accepted."""
+    """A run that starts with cross-entropy alone must not teach the head that everything is accepted."""
     draft, batch = tiny.draft().train(), uneven()
     supervision = supervise(batch, BLOCKS, draft.max_drafts, 7.0)
     terms = draft.loss(batch, BLOCKS, supervision, LossWeights(1.0, 0.0, 0.0))
@@ -55,7 +55,7 @@ def test_dflash_compares_with_the_target_only_where_the_loss_does() -> None:
 
 @torch.no_grad()
 def test_confidence_is_compared_with_the_acceptance_rate() -> None:
-    """L = sum w BCE(c, 1 - TV), by hand from what the loss says of acceptance."""
+    """L = sum w BCE(c, 1 - TV), computed by hand from the acceptance that the loss reports."""
     draft, batch = tiny.draft().eval(), uneven()
     supervision = supervise(batch, BLOCKS, draft.max_drafts, 7.0)
     terms = draft.loss(batch, BLOCKS, supervision, PAPER)
@@ -71,7 +71,7 @@ def test_confidence_is_compared_with_the_acceptance_rate() -> None:
 
 @torch.no_grad()
 def test_sampled_labels_are_what_the_coins_decide() -> None:
-    """Coins of 0 accept every draft, coins of 1 none; in between exactly those below the acceptance rate."""
+    """Coins of 0 accept every draft and coins of 1 none; in between, coins below the acceptance rate accept."""
     draft, batch = tiny.draft(confidence_label="sampled").eval(), uneven()
     plain = supervise(batch, BLOCKS, draft.max_drafts, 7.0)
     states = draft.block_states(batch, BLOCKS)
@@ -87,7 +87,7 @@ def test_sampled_labels_are_what_the_coins_decide() -> None:
 
 
 def test_with_a_reduced_vocabulary_confidence_is_of_what_the_draft_can_propose() -> None:
-    """A target that is sure of a token the draft lacks accepts nothing."""
+    """If the target is certain of a token that the draft does not have, it accepts nothing."""
     ids = torch.arange(0, 272, 2)
     draft, batch = tiny.draft(ids=ids).eval(), uneven()
     odd = draft.target_head[101] / draft.target_head[101].square().sum() * 200  # logit 200 for token 101

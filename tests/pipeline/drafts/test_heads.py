@@ -1,4 +1,4 @@
-"""Each head against its formula, worked out by hand."""
+"""Each head compared with its formula, computed by hand."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from pipeline.drafts.heads import ConfidenceHead, GatedHead, MarkovHead, RNNHead
 
 
 def filled(module: torch.nn.Module, **values: object):
-    """``module`` with parameters (``__`` for a dot) set to literal values."""
+    """``module`` with parameters set to literal values; ``__`` in a name stands for a dot."""
     with torch.no_grad():
         for name, value in values.items():
             module.get_parameter(name.replace("__", ".")).copy_(torch.tensor(value))
@@ -27,7 +27,7 @@ def test_vanilla_bias_is_w1_of_the_previous_token_times_w2() -> None:
 
 
 def test_a_reduced_vocabulary_has_all_rows_in_w1_and_its_own_in_w2() -> None:
-    """As vLLM loads it: any token may come before, only the draft's own can follow."""
+    """As vLLM loads it: any token can be the previous one, but only the draft's own tokens can follow."""
     for head in (MarkovHead(9, 2, 4), GatedHead(9, 2, 4, 5), RNNHead(9, 2, 4, 5)):
         assert (head.markov_w1.weight.shape, head.markov_w2.weight.shape) == ((9, 2), (4, 2))
 

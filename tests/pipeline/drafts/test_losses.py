@@ -1,4 +1,4 @@
-"""The chunked loss against the same formulas written straight down in fp64, with gradients by autograd."""
+"""The chunked loss compared with a plain fp64 implementation, whose gradients come from autograd."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ IDS = torch.arange(1, 61, 3)  # a reduced vocabulary of 20 tokens
 
 
 def inputs(reduced: bool = False, softcap: float | None = None, head: bool = True) -> dict[str, Any]:
-    """Arguments of ``distribution_loss``; with a reduced vocabulary two in three labels lie outside."""
+    """Arguments of ``distribution_loss``. With a reduced vocabulary, two in three labels are outside it."""
     g = torch.Generator().manual_seed(1)
     whole, ids = torch.randn(ROWS, WIDTH, generator=g), IDS if reduced else None
     rows = len(IDS) if reduced else ROWS
@@ -34,7 +34,7 @@ def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
 
 
 def distributions(x: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(draft logits [n, D], target probabilities [n, V]) in fp64."""
+    """The draft's logits [n, D] and the target's probabilities [n, V] in fp64."""
     out: Output = x["output"]
     logits = capped(x["hidden"].double() @ out.head.double().T, out.softcap)
     if x["features"] is not None:
@@ -43,14 +43,18 @@ def distributions(x: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def plain(x: dict[str, Any], c: Coefficients) -> torch.Tensor:
-    """The docstring of losses.py: p is spread over the whole vocabulary, nothing is left out."""
+    """The formulas in the docstring of losses.py, with p over the whole vocabulary."""
     logits, q = distributions(x)
     out: Output = x["output"]
     ids = torch.arange(ROWS) if out.ids is None else out.ids
     p = torch.zeros_like(q).index_copy(1, ids, logits.softmax(-1))
-    log_p = torch.zeros_like(q).index_copy(1, ids, logits.log_softmax(-1))  # 0 where the draft has nothing
+    log_p = torch.zeros_like(q).index_copy(
+        1, ids, logits.log_softmax(-1)
+    )  # 0 for tokens that the draft lacks
     each = c.l1 * (p - q).abs().sum(-1) - c.soft * (q * log_p).sum(-1)
-    each = each - c.ce * log_p.gather(1, x["labels"][:, None]).squeeze(1)  # a label outside: no cross-entropy
+    each = each - c.ce * log_p.gather(1, x["labels"][:, None]).squeeze(
+        1
+    )  # a label outside has no cross-entropy
     return (each * x["weights"]).sum()
 
 
@@ -74,7 +78,7 @@ def test_equals_the_plain_loss_and_its_gradients(
 
 
 def one_slot(label: int, c: Coefficients) -> Terms:
-    """Target 0.1, 0.2, 0.3, 0.4 over four tokens; a draft of tokens 1 and 3 with 0.5 each."""
+    """The target has 0.1, 0.2, 0.3, 0.4 over four tokens; the draft has tokens 1 and 3 with 0.5 each."""
     head = torch.eye(4)
     return distribution_loss(
         torch.zeros(1, 4, requires_grad=True), None, None, Output(head[[1, 3]], head, torch.tensor([1, 3])),
@@ -83,7 +87,7 @@ def one_slot(label: int, c: Coefficients) -> Terms:
 
 
 def test_a_reduced_vocabulary_by_hand() -> None:
-    """|p - q| = 0.1 + 0.3 + 0.3 + 0.1: what the draft cannot propose counts in full, and q is not renormalised."""
+    """|p - q| = 0.1 + 0.3 + 0.3 + 0.1: tokens that the draft lacks count in full, and q is not renormalised."""
     terms = one_slot(3, Coefficients(1.0, 1.0, 1.0, agreement=True))
     assert terms.l1.item() == pytest.approx(0.8, abs=1e-6)
     assert terms.tv.tolist() == pytest.approx([0.4], abs=1e-6)
@@ -96,7 +100,7 @@ def test_a_reduced_vocabulary_by_hand() -> None:
 def test_a_label_outside_has_no_cross_entropy() -> None:
     terms = one_slot(2, Coefficients(1.0, 0.0, compare=False))
     assert terms.ce.item() == 0 and terms.total.item() == 0
-    terms.total.backward()  # and no gradient, but a graph
+    terms.total.backward()  # no gradient, but a graph
 
 
 def test_figures_of_each_slot() -> None:
@@ -109,7 +113,7 @@ def test_figures_of_each_slot() -> None:
 
 
 def test_agreement_is_of_tokens_not_of_rows() -> None:
-    """Row 1 of the reduced head is token 4; the target's mode 1 is another token."""
+    """Row 1 of the reduced head is token 4, so it is not the target's mode, token 1."""
     head = torch.eye(6)
     output = Output(head[[1, 4]], head, torch.tensor([1, 4]))
     hidden = torch.tensor([[0, 5.0, 0, 0, 9.0, 0]] * 2)  # both rows of the draft prefer token 4
@@ -121,7 +125,7 @@ def test_agreement_is_of_tokens_not_of_rows() -> None:
 
 
 def test_gradient_near_convergence_is_that_of_fp64() -> None:
-    """Pitfall 28: where the distributions nearly agree the gradient must still be right."""
+    """Pitfall 28: the gradient must be right even if the distributions nearly agree."""
     x = inputs()
     near = (x["target_hidden"] + 1e-2 * torch.randn(SLOTS, WIDTH)).detach()
     got, expected = (
@@ -142,7 +146,7 @@ def test_without_a_sequential_head() -> None:
     assert x["hidden"].grad.isfinite().all()
 
 
-def test_no_gradient_is_formed_where_none_is_asked_for() -> None:
+def test_no_gradient_is_computed_under_no_grad() -> None:
     x, c = inputs(), Coefficients(0.1, 0.9)
     with torch.no_grad():
         terms = distribution_loss(**x, coefficients=c)
@@ -150,7 +154,7 @@ def test_no_gradient_is_formed_where_none_is_asked_for() -> None:
     assert terms.total.item() == pytest.approx(plain(x, c).item(), rel=1e-5)
 
 
-def test_the_target_is_left_out_where_nothing_compares_with_it() -> None:
+def test_the_targets_distribution_is_computed_only_if_needed() -> None:
     c = Coefficients(1.0, 0.0, compare=False)
     x = inputs()
     x["output"] = replace(x["output"], target_head=torch.full((ROWS, WIDTH), float("nan")))
@@ -160,7 +164,7 @@ def test_the_target_is_left_out_where_nothing_compares_with_it() -> None:
 
 
 def test_products_take_the_autocast_type_and_divergences_do_not() -> None:
-    """bf16 products, fp32 figures, gradients in the tensors' own type (logits of 10 round to steps of 0.06: 13 %)."""
+    """Products are bf16, figures fp32, gradients in the tensors' type. (bf16 logits near 10 have steps of 0.06.)"""
     x, exact = inputs(), inputs()
     c = Coefficients(0.1, 0.9)
     with torch.autocast("cpu", torch.bfloat16):

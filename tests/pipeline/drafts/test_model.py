@@ -1,6 +1,6 @@
-"""What all drafters share: the loss over supervised drafts, and drafting left to right.
+"""What all drafters share: the loss over supervised drafts, and drafting from left to right.
 
-tests/test_drafters.py holds what every drafter must do as a whole.
+tests/test_drafters.py tests every drafter as a whole.
 """
 
 import copy
@@ -33,7 +33,7 @@ def make(kind: str, **changes: object):
 
 
 def uneven_batch(draft) -> tuple[Batch, Blocks]:
-    """Two sequences of 30 and 19 tokens; three and two blocks."""
+    """Two sequences of 30 and 19 tokens with three and two blocks."""
     batch = tiny.batch([30, 19], taps=len(draft.config.target_layer_ids))
     anchors, keep = [[4, 11, 20], [6, 9, 0]], [[True, True, True], [True, True, False]]
     return batch, Blocks(torch.tensor(anchors), torch.tensor(keep))
@@ -84,7 +84,7 @@ def test_what_counts_is_scattered_to_its_slot(kind: str) -> None:
 
 
 def test_training_makes_no_step_that_has_no_loss() -> None:
-    """A chain trained on one draft runs its layer once in training, and on all in an evaluation."""
+    """A chain with one trained draft runs its layer once in training, and once for each draft in an evaluation."""
     draft = tiny.draft("mtp", num_taps=0, train_steps=1)
     steps = []
     follow = draft.follow
@@ -109,10 +109,10 @@ def observed(draft, batch: Batch, *pieces: int):
 @each_kind
 @torch.no_grad()
 def test_drafting_equals_the_training_forward_pass(kind: str) -> None:
-    """Teacher forcing on the drafted tokens gives the logits that they were drawn from (cache, positions, mask)."""
+    """Teacher forcing on the drafted tokens gives the logits from which they were drawn (cache, positions, mask)."""
     draft = make(kind).eval()
     batch, _ = uneven_batch(draft)
-    state = observed(draft, batch, 0, 1, 5, 12)  # in three pieces, the first of a single token
+    state = observed(draft, batch, 0, 1, 5, 12)  # in three pieces, of which the first is one token
     proposal = draft.propose(state, int(batch.input_ids[0, 12]), Sampler(0.0))
     assert len(proposal.tokens) == draft.max_drafts
     ids = torch.cat([batch.input_ids[0, :13], proposal.tokens, torch.zeros(1, dtype=torch.int64)])[None]
@@ -147,7 +147,7 @@ def test_drafting_equals_the_training_forward_pass(kind: str) -> None:
 @each_kind
 @torch.no_grad()
 def test_drafting_leaves_the_state_as_it_was(kind: str) -> None:
-    """What was drafted and not verified is not observed."""
+    """Tokens that were drafted but not verified are not observed."""
     draft = make(kind).eval()
     batch, _ = uneven_batch(draft)
     state = observed(draft, batch, 0, 9)
@@ -161,7 +161,7 @@ def test_drafting_leaves_the_state_as_it_was(kind: str) -> None:
 @each_kind
 @torch.no_grad()
 def test_sequences_are_drafted_together_as_each_alone(kind: str) -> None:
-    """Contexts of 9 and 21 positions, taken in together and in two pieces."""
+    """Contexts of 9 and 21 positions are observed together and in two pieces."""
     draft = make(kind).eval()
     batch, _ = uneven_batch(draft)
     rows, lengths, together = (1, 0), (9, 21), [draft.start(), draft.start()]
@@ -196,7 +196,9 @@ def test_a_threshold_cuts_the_chain() -> None:
     expected = next(k for k in range(7) if whole.confidences[k] < threshold)
     assert len(draft.propose(state, 7, Sampler(0.0), thresholds=[threshold] * 7).tokens) == expected
     assert len(draft.propose(state, 7, Sampler(0.0), thresholds=[1.1]).tokens) == 0
-    draft.confidence_head.proj.bias.fill_(torch.nan)  # it cuts nothing: what is recorded is refused by name
+    draft.confidence_head.proj.bias.fill_(
+        torch.nan
+    )  # a NaN cuts nothing, so that it is recorded and an error names it
     assert draft.propose(state, 7, Sampler(0.0), thresholds=[threshold] * 7).confidences.isnan().sum() == 7
 
 
@@ -212,7 +214,7 @@ def test_buffers_grow_and_keep_what_they_hold() -> None:
 @pytest.mark.parametrize("family", registry.FAMILIES)
 @pytest.mark.parametrize("algorithm", registry.ALGORITHMS)
 def test_a_target_in_bf16(algorithm: str, family: str, autocast: bool) -> None:
-    """Frozen tensors and states in bf16, trained ones in fp32, with autocast and without; then all of it in bf16."""
+    """Frozen tensors and states are bf16 and trained ones fp32, with and without autocast; then all are bf16."""
     how = tiny.drafter(algorithm, family=family)
     draft = registry.build(how, tiny.target_tensors(), [0, 2], 260, Start(ids=IDS)).train()
     batch, blocks = uneven_batch(draft)

@@ -17,9 +17,10 @@ def theirs(draft):
 
 
 @torch.no_grad()
-def test_mtp_straight_down() -> None:
-    """DeepSeek-V3's module over the sequence so far, once a draft: pairs of the target's states up to anchor - 1, then
-    pairs of the own states. One causal pass of the target's layer over all pairs; the last output is the draft's state.
+def test_mtp_equals_a_plain_implementation() -> None:
+    """For each draft, DeepSeek-V3's module makes one causal pass of the target's layer over all pairs so far.
+
+    The pairs have the target's states up to anchor - 1, then the draft's own. The last output is the draft's state.
     """
     draft, batch = tiny.draft("mtp", num_taps=0), tiny.batch([20], taps=0)
     layer, anchor = theirs(draft), 9

@@ -57,7 +57,7 @@ def test_family_of_a_target(model_type: str, family: str) -> None:
 
 
 def test_chosen_taps() -> None:
-    """Places among the cache's taps."""
+    """Indices into the cache's taps."""
     cached = [1, 9, 17, 25, 33]
     assert registry.chosen_taps(tiny.drafter(), cached) == [0, 1, 2, 3, 4]
     assert registry.chosen_taps(tiny.drafter(num_taps=3), cached) == [0, 2, 4]
@@ -105,7 +105,7 @@ def test_embedding_and_head_are_the_targets_own_bits(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_reduced_vocabulary(algorithm: str) -> None:
-    """Rows of the target's head, the engines' two tables, and the whole head left for the loss only."""
+    """The draft has rows of the target's head and the engines' two tables; the whole head serves only the loss."""
     tensors, ids = tiny.target_tensors(), torch.tensor([3, 7, 8, 200])
     draft = registry.build(tiny.drafter(algorithm), tensors, [0, 2], 260, Start(ids=ids))
     assert draft.config.draft_vocab_size == draft.draft_vocab_size == 4
@@ -150,7 +150,7 @@ def test_new_weights_have_the_targets_own_spread() -> None:
 
 
 def test_a_softcapped_target_caps_every_draft() -> None:
-    """Gemma's probabilities are of capped logits: a draft of other layers is compared with the same ones."""
+    """Gemma's probabilities come from capped logits, so drafts with any layers must cap theirs."""
     config = tiny_targets.gemma3().config
     config.final_logit_softcapping = 20.0
     for family in (None, "qwen3", "llama"):

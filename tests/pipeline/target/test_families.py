@@ -1,4 +1,4 @@
-"""What speculative decoding needs of a target, for every family: tiny_targets.py says what each of them has in it."""
+"""What speculative decoding needs from a target, for every family. tiny_targets.py describes the families."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from pipeline.target.tensors import load_layers, load_tensors
 
 LENGTH = 40  # five windows
 TAPS = [-1, 0, 1, 2]
-CLOSE = 1e-4  # of states up to 30 in fp32
+CLOSE = 1e-4  # for fp32 states up to 30
 TIED = {"smollm2", "smollm3", "gemma3", "gemma3_multimodal", "gemma4", "gemma4_unified"}
 
 
@@ -36,7 +36,7 @@ def ids() -> torch.Tensor:
 
 
 def test_taps_are_what_a_forward_hook_on_the_named_layer_sees(target: Target, ids: torch.Tensor) -> None:
-    """Pitfall 16; of several streams [B, S, streams, H] the mean."""
+    """Pitfall 16. For several streams [B, S, streams, H], a tap is the mean."""
     seen = {}
     hooks = [
         target.decoder.layers[layer].register_forward_hook(
@@ -57,14 +57,14 @@ def test_taps_are_what_a_forward_hook_on_the_named_layer_sees(target: Target, id
 
 
 def test_tap_minus_one_is_the_embedding_as_the_first_layer_gets_it(target: Target, ids: torch.Tensor) -> None:
-    """Gemma's is scaled by the root of the width."""
+    """Gemma scales it by the square root of the width."""
     embedding = load_tensors(tiny.located(target.folder)).embedding
     scale = 32**0.5 if target.config.model_type.startswith("gemma") else 1.0
     assert torch.allclose(target.run(ids).hidden[..., :32], scale * embedding[ids], atol=1e-5)
 
 
 def test_head_on_the_last_state_gives_the_models_logits(target: Target, ids: torch.Tensor) -> None:
-    """Pitfall 17; capped where the model caps them."""
+    """Pitfall 17. The logits are capped if the model caps them."""
     target.check_head()
     states = target.run(ids)
     logits = target.logits(states.last_hidden)
@@ -92,7 +92,7 @@ def test_tensors_are_those_of_the_model(target: Target) -> None:
 
 
 def test_runs_and_crops_give_the_states_of_a_run_from_scratch(target: Target, ids: torch.Tensor) -> None:
-    """A round runs some tokens and takes the last of them back, before, at and beyond windows and compressors."""
+    """Each round runs some tokens and removes the last of them, before, at and beyond windows and compressors."""
     whole = target.run(ids)
     cache, place = target.new_cache(), 0
     noise = torch.Generator().manual_seed(2)
@@ -111,7 +111,7 @@ def test_runs_and_crops_give_the_states_of_a_run_from_scratch(target: Target, id
 
 
 def test_drafted_answers_are_the_models_own_greedy_ones(target: Target, ids: torch.Tensor) -> None:
-    """Pitfall 41: 24 tokens in rounds of which the first 0, 1, 2 or 3 drafts hold."""
+    """Pitfall 41: 24 tokens in rounds that accept the first 0, 1, 2 or 3 drafts."""
     prompt = ids[:, :14]
     asked = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 256}
     expected = target.model.generate(prompt, attention_mask=torch.ones_like(prompt), **asked)[0, 14:].tolist()
@@ -145,7 +145,7 @@ def test_padding_on_the_right_changes_nothing_for_the_tokens_before_it(
 
 
 def test_a_window_is_not_taken_back_beyond_what_it_kept(tmp_path: Path, ids: torch.Tensor) -> None:
-    """transformers' crop gave a window with holes, silently."""
+    """transformers' crop silently left holes in the window."""
     target = Target.load(tiny.located(tiny_targets.save("gemma3", tmp_path)), [0])
     cache = target.new_cache()
     target.run(ids[:, :20], cache=cache)
@@ -168,7 +168,7 @@ def test_padding_that_compressors_would_take_in_is_refused(deepseek: Target, ids
 
 
 def test_the_published_names_of_tensors(deepseek: Target, tmp_path: Path, ids: torch.Tensor) -> None:
-    """deepseek-ai's files have no prefix and their own names for embedding and head."""
+    """deepseek-ai's files have no prefix, and other names for embedding and head."""
     for path in deepseek.folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     weights = load_file(deepseek.folder / "model.safetensors")

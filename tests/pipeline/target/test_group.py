@@ -1,4 +1,4 @@
-"""Orders between the ranks of a group; the ranks themselves run in tests/stages/cache/test_capture_group.py."""
+"""Orders between the ranks of a group. tests/stages/cache/test_capture_group.py runs real ranks."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 class Fake:
-    """A target whose methods say that they were called."""
+    """A target whose methods record their calls."""
 
     def __init__(self, group: TargetGroup | None) -> None:
         self.group, self.calls = group, []
@@ -32,7 +32,7 @@ class Fake:
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """What the leader has sent and the follower has not yet read."""
+    """The orders that the leader has sent and the follower has not yet read."""
     sent: list[list[Any]] = []
     monkeypatch.setattr(TargetGroup, "_tell", lambda self, kind, content: sent.append([kind, content]))
     monkeypatch.setattr(TargetGroup, "_hear", lambda self: sent.pop(0))
@@ -47,7 +47,7 @@ def load(group: TargetGroup, made: list[Fake], taps: list[int]) -> Fake:
 
 
 def test_a_follower_does_what_its_leader_did(wire: list[list[Any]]) -> None:
-    """What a method calls in turn is no order of its own: both ranks come to it by themselves."""
+    """A call inside a method is not an order, because both ranks reach it by themselves."""
     leader, follower = TargetGroup(2, 0, leads=True), TargetGroup(2, 0, leads=False)
     led: list[Fake] = []
     followed: list[Fake] = []
@@ -79,7 +79,7 @@ def test_a_follower_ends_with_its_leader(wire: list[list[Any]]) -> None:
 
 
 def test_what_fails_on_all_ranks_is_nobodys_message(wire: list[list[Any]]) -> None:
-    """The others have left by themselves: an order would wait for them for days."""
+    """The other ranks have also failed, so an order to them would wait for days."""
     group = TargetGroup(2, 0, leads=True)
 
     def lead() -> None:

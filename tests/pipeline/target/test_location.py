@@ -115,7 +115,7 @@ def test_a_user_without_a_home_is_told_what_to_set(
 def test_of_a_hub_repository_only_the_folder_itself_is_fetched(
     monkeypatch: pytest.MonkeyPatch, target_folder: Path, tmp_path: Path
 ) -> None:
-    """gpt-oss holds its weights three times; the .py files of a repository only where they are trusted."""
+    """gpt-oss holds its weights three times. The .py files of a repository are fetched only if they are trusted."""
     asked = {}
 
     def snapshot(name: str, **options: object) -> str:

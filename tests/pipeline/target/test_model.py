@@ -19,7 +19,7 @@ def target(target_folder: Path) -> Target:
 
 @pytest.fixture(scope="module")
 def gemma_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sliding windows of 4 tokens, scaled and tied embedding, capped logits."""
+    """A target with sliding windows of 4 tokens, a scaled and tied embedding, and capped logits."""
     torch.manual_seed(0)
     config = Gemma3TextConfig(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
@@ -133,7 +133,6 @@ def test_layers_that_do_not_exist_are_refused(target_folder: Path, taps: list[in
         Target.load(tiny.located(target_folder, taps=taps))
 
 
-@pytest.mark.parametrize(("key", "value"), [("dtype", "float16"), ("device", "tpu")])
-def test_values_that_do_not_exist_are_named(target_folder: Path, key: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"target.{key}={value}"):
-        Target.load(tiny.located(target_folder, **{key: value}))
+def test_a_device_that_does_not_exist_is_named(target_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="target.device=tpu"):
+        Target.load(tiny.located(target_folder, device="tpu"))

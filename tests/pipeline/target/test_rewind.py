@@ -6,18 +6,18 @@ from pipeline.config import TargetConfig
 from pipeline.target.model import Target
 from pipeline.target.rewind import RewindCache
 
-CLOSE = 1e-4  # of states up to 30 in fp32
+CLOSE = 1e-4  # for fp32 states up to 30
 
 
 class Counted:
-    """Stands for transformers' cache: it knows how many positions it holds."""
+    """Stands for transformers' cache: it counts the positions that it holds."""
 
     def __init__(self) -> None:
         self.positions = 0
 
 
 def run(cache: RewindCache, *ids: int) -> list[int]:
-    """What a target would run for ``ids``."""
+    """The tokens that a target would run for ``ids``."""
     fed = cache.take(torch.tensor([ids]))
     cache.cache.positions += fed.shape[1]
     assert cache.cache.positions == cache.get_seq_length()
@@ -31,7 +31,7 @@ def test_kept_tokens_of_the_last_run_go_in_front_of_the_next_ones() -> None:
     cache.crop(4)
     assert (cache.get_seq_length(), cache.cache.positions) == (4, 3)
     assert run(cache, 7) == [4, 7]
-    cache.crop(5)  # nothing to take back
+    cache.crop(5)  # nothing is removed
     assert run(cache, 8, 9) == [8, 9]
 
 

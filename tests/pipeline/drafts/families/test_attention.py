@@ -1,4 +1,4 @@
-"""The rule of who sees whom, stated by hand, against the three backends."""
+"""Compares the three backends with the rule of which query sees which key, written by hand."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from pipeline.drafts.families.attention import Shape, attend, plan_attention
 ROWS = torch.tensor([0, 0, 0, 1, 2, 2])
 ANCHORS = torch.tensor([0, 3, 9, 5, 1, 11])
 HEADS, KV, DIM, CONTEXT = 4, 2, 8, 12
-# A block in one pass; the third token of a chain; both with a window of four positions.
+# A block in one pass, and the third token of a chain; each also with a window of four positions.
 SHAPES = [
     Shape(3, 3),
     Shape(3, 3, window=4),
@@ -32,7 +32,7 @@ def run(backend: str, shape: Shape, *values: torch.Tensor) -> torch.Tensor:
 
 
 def by_hand(shape: Shape, q, k_ctx, v_ctx, k, v) -> torch.Tensor:
-    """One query at a time: softmax over the context it may see and its own block's keys."""
+    """One query at a time: a softmax over the context that it may see and over its own block's keys."""
     out = torch.empty_like(q)
     for n in range(len(ROWS)):
         row, anchor = int(ROWS[n]), int(ANCHORS[n])
@@ -49,7 +49,7 @@ def by_hand(shape: Shape, q, k_ctx, v_ctx, k, v) -> torch.Tensor:
 @each_shape
 @pytest.mark.parametrize("backend", ["dense", "grouped", "flex"])
 def test_every_backend_follows_the_rule(backend: str, shape: Shape) -> None:
-    """Pitfall 27: uneven batches are finite and equal on every backend (flex forward only: no CPU backward)."""
+    """Pitfall 27: uneven batches are finite and equal on every backend (flex has no backward pass on a CPU)."""
     values = tensors(shape)
     with torch.no_grad():
         got = run(backend, shape, *values)
@@ -68,11 +68,11 @@ def test_gradients_of_grouped_equal_dense(shape: Shape) -> None:
 
 
 def test_what_a_block_sees_of_the_context() -> None:
-    """Anchor 5, positions 5 .. 7 of a block, context of 7: 0 .. 4, and of those at most window - 1 before the own."""
+    """A block at anchor 5 with slots 5 .. 7 sees 0 .. 4 of the context, and with a window only the last of these."""
     anchor = torch.tensor([5])
     assert Shape(3, 3).seen(anchor, 7)[0].int().tolist() == [[1, 1, 1, 1, 1, 0, 0]] * 3
     assert Shape(3, 3, window=4).seen(anchor, 7)[0].int().tolist() == [
-        [0, 0, 1, 1, 1, 0, 0],  # at 5: 2, 3, 4 and itself
+        [0, 0, 1, 1, 1, 0, 0],  # the slot at 5 sees 2, 3, 4 and itself
         [0, 0, 0, 1, 1, 0, 0],
         [0, 0, 0, 0, 1, 0, 0],
     ]
@@ -83,7 +83,7 @@ def test_what_a_block_sees_of_the_context() -> None:
 
 
 def test_nothing_at_or_after_the_anchor_is_seen() -> None:
-    """Pitfall 24, bit for bit: what later positions hold does not matter."""
+    """Pitfall 24, bit for bit: the content of later positions has no effect."""
     shape = Shape(3, 3)
     q, k_ctx, v_ctx, k, v = tensors(shape)
     others = [x.clone() for x in (k_ctx, v_ctx)]

@@ -9,7 +9,7 @@ from pipeline.drafts.families import gemma4, llama, qwen3
 
 @torch.no_grad()
 def test_gemma4_attention() -> None:
-    """Scale 1; values are normed without a weight; one projection for keys and values where the target has one."""
+    """The scale is 1, values are normed without a weight, and keys and values share a projection if the target's do."""
     layer, rotary = (
         gemma4.DecoderLayer(config("gemma4", unified()), 0),
         gemma4.Rotary(config("gemma4", unified())),
@@ -41,7 +41,7 @@ def test_gemma4_scales_each_layer() -> None:
 
 
 def test_only_gemma_scales_embeddings() -> None:
-    assert gemma4.embedding_scale(config("gemma4")) == pytest.approx(5.656854)  # root of 32
+    assert gemma4.embedding_scale(config("gemma4")) == pytest.approx(5.656854)  # the square root of 32
     assert qwen3.embedding_scale(config("qwen3")) == llama.embedding_scale(config("llama")) == 1.0
     draft, ids = tiny.draft(family="gemma4"), torch.tensor([3, 7])
     assert torch.allclose(draft.embed(ids), draft.embed_tokens.weight[ids] * 32**0.5, atol=1e-5)

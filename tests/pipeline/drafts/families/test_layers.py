@@ -23,7 +23,7 @@ each_family = pytest.mark.parametrize("family", registry.FAMILIES)
 @each_family
 @torch.no_grad()
 def test_without_context_a_layer_is_the_targets_own(family: str) -> None:
-    """A block of five at positions 3 .. 7, every slot seeing every other."""
+    """A block of five slots at positions 3 .. 7, each of which sees all others."""
     torch.manual_seed(0)
     settings = config(family, unified() if family == "gemma4" else None)
     settings._attn_implementation = "sdpa"
@@ -41,7 +41,7 @@ def test_without_context_a_layer_is_the_targets_own(family: str) -> None:
 
 @each_family
 def test_rotary_frequencies_are_never_rounded(family: str) -> None:
-    """Pitfall 32: a model cast to bf16 keeps its position tables; only what comes out has the type of x."""
+    """Pitfall 32: a model in bf16 keeps its position tables; only their results have the type of x."""
     rotary = registry.FAMILIES[family].Rotary(config(family))
     before = {name: value.clone() for name, value in rotary.named_buffers()}
     rotary.to(torch.bfloat16)
@@ -64,7 +64,7 @@ def test_position_zero_is_not_turned_and_lengths_are_kept() -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_nested_rotary_settings_are_those_of_full_layers(family: str) -> None:
-    """Gemma 3 states them by layer type, DeepSeek-V4 by main and compressed attention."""
+    """Gemma 3 has settings by layer type, DeepSeek-V4 for main and compressed attention."""
     gemma3 = tiny_targets.gemma3().config
     assert config(family, gemma3).rope_parameters == {"rope_type": "default", "rope_theta": 1000000.0}
     deepseek = hf.DeepseekV4Config()
@@ -82,7 +82,7 @@ def test_a_target_without_an_mlp_width_gets_three_times_the_hidden_size() -> Non
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_gpt_oss(family: str) -> None:
-    """YaRN as the target has it, without the target's windows and sinks."""
+    """The target's YaRN, without its windows and sinks."""
     made = config(family, hf.GptOssConfig())
     assert made.rope_parameters == {
         "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,

@@ -24,7 +24,7 @@ KINDS = [
 
 @torch.no_grad()
 def logits(draft: Model) -> torch.Tensor:
-    """Logits of two blocks, the sequential head's part included."""
+    """Logits of two blocks, including the part of the sequential head."""
     batch = tiny.batch([20], taps=len(draft.config.target_layer_ids))
     states = draft.eval().block_states(batch, BLOCKS)
     _, features = draft.head_inputs(batch, BLOCKS, states)
@@ -72,12 +72,12 @@ def test_config_says_which_slot_predicts_what(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["sample_from_anchor"] is False and config["architectures"] == ["DFlashDraftModel"]
     assert config["dspark_bonus_anchor"] is True
-    edit_config(tmp_path, sample_from_anchor=...)  # vLLM's word for it alone
+    edit_config(tmp_path, sample_from_anchor=...)  # only vLLM's field for it
     assert checkpoint.load(tmp_path).max_drafts == 6
 
 
 def test_tensor_names_are_those_that_engines_read(tmp_path: Path) -> None:
-    """No ``model.`` prefix; Eagle3's layer reads 2H and has a hidden_norm; tables of a reduced vocabulary."""
+    """There is no ``model.`` prefix; Eagle3's layer reads 2H and has a hidden_norm; a reduced vocabulary has tables."""
     checkpoint.save(tiny.draft("eagle3", ids=IDS), tmp_path)
     shapes = {name: tuple(value.shape) for name, value in load_file(tmp_path / "model.safetensors").items()}
     assert shapes == {
@@ -178,7 +178,7 @@ def test_the_first_tokens_as_draft_vocabulary(tmp_path: Path) -> None:
     "name", ["gemma4_dspark_vanilla", "qwen3_dspark_vanilla", "qwen3_dspark_rnn", "qwen3_eagle3"]
 )
 def test_golden_folders_load_and_save_bit_for_bit(tmp_path: Path, name: str) -> None:
-    """Gemma's was written by transformers 5.10, with the sizes of full layers as flat fields."""
+    """transformers 5.10 wrote Gemma's, with the sizes of full-attention layers as flat fields."""
     draft = checkpoint.load(GOLDEN / name)
     checkpoint.save(draft, tmp_path)
     theirs, ours = (load_file(folder / "model.safetensors") for folder in (GOLDEN / name, tmp_path))
@@ -202,7 +202,7 @@ def test_gemma_of_transformers_5_10() -> None:
 
 
 def test_z_lab_dflash(tmp_path: Path) -> None:
-    """1+N, nested dflash_config, old rotary fields, neither embedding nor head."""
+    """1+N with a nested dflash_config and old rotary fields, without embedding and head."""
     made = tiny.draft("dflash", sample_from_anchor=False, block_size=4)
     own = {n: v for n, v in made.state_dict().items() if n not in ("embed_tokens.weight", "lm_head.weight")}
     save_file(own, tmp_path / "model.safetensors")
@@ -223,7 +223,7 @@ def test_z_lab_dflash(tmp_path: Path) -> None:
     assert same_tensors(loaded, made) and loaded.max_drafts == 3
     assert loaded.markov_head is loaded.confidence_head is None
     assert torch.equal(logits(loaded), logits(made))
-    edit_config(tmp_path, sample_from_anchor=False)  # some say it outright
+    edit_config(tmp_path, sample_from_anchor=False)  # some folders have the field
     assert checkpoint.load(tmp_path, target).max_drafts == 3
 
 

@@ -1,4 +1,4 @@
-"""Layouts that others write. The configs are those of speculators 0.9.0, SpecForge 0.2.0 and engines' drafts."""
+"""Layouts of other projects. The configs are those of speculators 0.9.0, SpecForge 0.2.0 and engines' drafts."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ LLAMA = {k: v for k, v in LAYERS.items() if k != "layer_types"} | {
 
 @torch.no_grad()
 def logits(draft: Model) -> torch.Tensor:
-    """Logits of two blocks, the sequential head's part included."""
+    """Logits of two blocks, including the part of the sequential head."""
     batch = tiny.batch([20], taps=len(draft.config.target_layer_ids))
     states = draft.eval().block_states(batch, BLOCKS)
     _, features = draft.head_inputs(batch, BLOCKS, states)
@@ -79,7 +79,7 @@ HEADS = {
 
 
 def test_speculators_dspark(tmp_path: Path) -> None:
-    """Taps count hidden states; embedding and head are the verifier's, which old folders hold pieces of."""
+    """Taps count hidden states. Embedding and head are the verifier's; old folders hold some of its tensors."""
     made = tiny.draft()
     config = speculators("dspark", 7, block_size=7, sample_from_anchor=True, **HEADS)
     write(tmp_path, config, own(made) | {"verifier_norm.weight": torch.ones(32)})
@@ -138,7 +138,7 @@ EAGLE3 = LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size
 
 
 def test_eagle3_in_the_reference_layout(tmp_path: Path) -> None:
-    """A config that names no length drafts the paper's seven steps."""
+    """If a config has no length, the draft makes the paper's seven steps."""
     made = tiny.draft("eagle3", family="llama")
     write(tmp_path, EAGLE3 | {"eagle_aux_hidden_state_layer_ids": [1, 3]}, eagle3_tensors(made))
     loaded = checkpoint.load(tmp_path)

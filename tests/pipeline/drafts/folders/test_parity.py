@@ -1,5 +1,6 @@
-"""Parity with the reference implementation's figures, and, where it has none, with an implementation straight down:
-one block after the other, one head after the other, gradients by autograd.
+"""Parity with the reference implementation's figures.
+
+Where it has none, the comparison is with a plain implementation: one block and one head at a time, with autograd.
 """
 
 import json
@@ -15,7 +16,7 @@ from torch.nn import functional
 from pipeline.drafts.folders import checkpoint, parity
 
 GOLDEN = Path(__file__).parents[3] / "golden"
-# The number of trainable tensors, each of which has a gradient.
+# the number of trainable tensors, each of which has a gradient
 TRAINABLE = {"qwen3_dspark_vanilla": 29, "qwen3_dspark_rnn": 31, "gemma4_dspark_vanilla": 31}
 backends = pytest.mark.parametrize("attention", ["dense", "grouped"])
 chunks = pytest.mark.parametrize("chunk_slots", [128, 5])
@@ -49,7 +50,7 @@ def test_golden_eagle3(attention: str, chunk_slots: int) -> None:
     assert max(report.values()) < 1e-4, report
 
 
-# --- straight down ---------------------------------------------------------------------------------------------
+# --- the plain implementation ---
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -57,7 +58,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def turned(x: torch.Tensor, positions: list[int], theta: float) -> torch.Tensor:
-    """Rotary embedding of x [n, d], the two halves of d as pairs."""
+    """The rotary embedding of x [n, d], with the two halves of d as pairs."""
     half = x.shape[-1] // 2
     angles = torch.tensor([[p * theta ** (-i / half) for i in range(half)] for p in positions])
     first, second = x[:, :half], x[:, half:]
@@ -67,7 +68,7 @@ def turned(x: torch.Tensor, positions: list[int], theta: float) -> torch.Tensor:
 
 
 def attended(w, i: int, x: torch.Tensor, context: torch.Tensor, anchor: int, config) -> torch.Tensor:
-    """Self-attention of layer i: slots x [T, H] over the context [a, H] and each other, head by head."""
+    """Self-attention of layer i, head by head: slots x [T, H] see the context [a, H] and each other."""
     d, name = config.head_dim, f"layers.{i}.self_attn."
     share = config.num_attention_heads // config.num_key_value_heads
     both, slots = torch.cat([context, x]), list(range(anchor, anchor + len(x)))
@@ -82,7 +83,7 @@ def attended(w, i: int, x: torch.Tensor, context: torch.Tensor, anchor: int, con
 
 
 def states(w, config, batch, row: int, anchor: int) -> torch.Tensor:
-    """Final states [T, H] of the block at ``anchor``."""
+    """The final states [T, H] of the block at ``anchor``."""
     ids = torch.tensor([int(batch.input_ids[row, anchor])] + [config.mask_token_id] * (config.block_size - 1))
     context = norm(batch.hidden[row, :anchor] @ w["fc.weight"].T, w["hidden_norm.weight"])
     x = w["embed_tokens.weight"][ids]
@@ -96,7 +97,7 @@ def states(w, config, batch, row: int, anchor: int) -> torch.Tensor:
 
 
 def one_draft(w, config, batch, row: int, previous: int, h: torch.Tensor):
-    """Logits [V] of one draft after the token at position ``previous``, and the confidence logit or None."""
+    """The logits [V] of the draft after the token at position ``previous``, and its confidence logit or None."""
     logits, embedded = w["lm_head.weight"] @ h, None
     if config.markov_rank:
         embedded = w["markov_head.markov_w1.weight"][batch.input_ids[row, previous]]
@@ -123,7 +124,7 @@ def one_loss(w, logits, confidence, target_state, label: int, given) -> torch.Te
 
 
 def reference(draft, batch, anchors: list[list[int]], given: dict, decays=(7.0, 4.0)):
-    """(outputs, losses, gradients of the first decay's loss), slot by slot; anchor -1: no block."""
+    """Outputs, losses, and gradients of the first decay's loss, computed slot by slot. Anchor -1 means no block."""
     config, w = draft.config, {n: v.detach().clone() for n, v in draft.state_dict().items()}
     for name, value in draft.named_parameters():
         w[name].requires_grad_(value.requires_grad)
@@ -139,7 +140,7 @@ def reference(draft, batch, anchors: list[list[int]], given: dict, decays=(7.0, 
     ):
         hidden, going = states(w, config, batch, row, anchor), True
         for slot in range(shift, slots):
-            k = slot - shift  # draft k: token anchor + 1 + k, after the token at anchor + k
+            k = slot - shift  # draft k is the token at anchor + 1 + k, after the token at anchor + k
             label, there = anchor + 1 + k, (row, column, slot)
             if label >= batch.input_ids.shape[1]:
                 break
@@ -163,10 +164,10 @@ def reference(draft, batch, anchors: list[list[int]], given: dict, decays=(7.0, 
 
 
 def write_folder(folder: Path, draft, given: dict) -> int:
-    """A reference folder as tests/golden has them; how many gradients it holds."""
+    """Write a reference folder like those in tests/golden; returns how many gradients it holds."""
     batch, anchors = tiny.batch([26, 17]), [[4, 9, 20, 23], [2, 10, 15, -1]]
     mask = batch.loss_mask.clone()
-    mask[0, 12:14] = False  # a user's turn: the block at 9 ends there
+    mask[0, 12:14] = False  # a user's turn, where the block at 9 ends
     batch = type(batch)(**{**batch.__dict__, "loss_mask": mask})
     out, losses, gradients = reference(draft, batch, anchors, given)
     if draft.confidence_head is None:
@@ -211,7 +212,7 @@ def test_straight_down(made: tuple[str, Path, int], attention: str) -> None:
 
 
 def test_a_difference_is_seen(made: tuple[str, Path, int], tmp_path: Path) -> None:
-    """A slot shifted by one, a mask off by one, a tensor without a gradient: none of them passes for parity."""
+    """A slot shifted by one, a mask off by one and a tensor without a gradient are all reported as differences."""
     from safetensors.torch import load_file
 
     _, folder, _ = made

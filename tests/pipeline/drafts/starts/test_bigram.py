@@ -11,7 +11,7 @@ FOLLOWING = torch.tensor([2, 2, 3, 1, 1, 1])
 
 def test_information_of_a_counted_pair() -> None:
     table = bigram.pointwise_information(PREVIOUS, FOLLOWING, 4, 2.0)
-    p = torch.tensor([0.1, 3.1, 2.1, 1.1]) / 6.4  # smoothed unigram of the following tokens
+    p = torch.tensor([0.1, 3.1, 2.1, 1.1]) / 6.4  # the smoothed frequencies of the following tokens
     assert table[1, 2].item() == pytest.approx(math.log((2 + 2 * p[2]) / (3 + 2) / p[2]), rel=1e-5)
     assert table[2, 3].item() == pytest.approx(math.log(2 / 4), rel=1e-5), (
         "never seen after 2: s p / (total + s) / p"

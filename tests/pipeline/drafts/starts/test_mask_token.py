@@ -5,7 +5,7 @@ from pipeline.drafts.starts.mask_token import MaskTokenError, choose
 
 
 def test_a_row_beyond_the_tokenizer_comes_first() -> None:
-    """Pitfall 26: an existing row that is never a token of the data, and never pad or eos."""
+    """Pitfall 26: the mask is an existing row, never a token of the data, and never pad or eos."""
     assert choose(tiny.tokenizer(), 272) == 260
 
 

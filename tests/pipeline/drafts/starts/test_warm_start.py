@@ -1,4 +1,4 @@
-"""What a new draft takes from elsewhere (``drafter.init``)."""
+"""The tensors from which a new draft starts (``drafter.init``)."""
 
 import pytest
 import tiny
@@ -54,7 +54,7 @@ def test_without_init_nothing_is_taken() -> None:
 
 
 def test_eagle3_takes_the_projections_into_the_states_half() -> None:
-    """Its layer reads [embedding; state]: what the target's layer reads is the state."""
+    """Eagle3's layer reads [embedding; state], and the target's layer reads the state."""
     made = build("eagle3", Start({3: LAYER}))
     query = made.layer.self_attn.q_proj.weight
     assert query.shape == (32, 64) and torch.equal(query[:, 32:], torch.full((32, 32), 0.25))
@@ -73,7 +73,7 @@ def test_mtp_takes_the_layer_as_it_is() -> None:
 
 @pytest.mark.parametrize("family", [None, "qwen3"])
 def test_norms_of_gemma_3_are_stored_as_a_difference_from_one(family: str | None) -> None:
-    """Its norms multiply with 1 + weight, those of every draft family with the weight: a copy would be a dead norm."""
+    """Its norms multiply with 1 + weight, but a draft's with the weight, so a plain copy would be near zero."""
     made = build("dspark", Start({3: LAYER}), tiny_targets.gemma3().config, family=family)
     assert torch.equal(made.norm.weight, torch.full((32,), 2.5))
     assert torch.equal(made.hidden_norm.weight, torch.full((32,), 3.0))
@@ -84,7 +84,7 @@ def test_norms_of_gemma_3_are_stored_as_a_difference_from_one(family: str | None
 
 
 def test_the_targets_states_pass_the_warm_started_context(target_folder) -> None:
-    """With the tap below the copied layer, its keys of the context are the target's own from the first step."""
+    """If the tap is just below the copied layer, its context keys equal the target's own from the first step."""
     from pipeline.config import TargetConfig
     from pipeline.target.model import Target
     from pipeline.target.tensors import load_layers, load_tensors
@@ -96,7 +96,7 @@ def test_the_targets_states_pass_the_warm_started_context(target_folder) -> None
     )  # fmt: skip
     with torch.no_grad():
         made.fc.weight[:, :32] = 0
-        made.fc.weight[:, 32:] = torch.eye(32)  # without the small random part
+        made.fc.weight[:, 32:] = torch.eye(32)  # the small random part is off
     states = Target.load(config, [0, 2]).run(torch.tensor([[5, 6, 7, 8]]))
     theirs = states.hidden[0, :, 32:]
     weight = layers[3]["input_layernorm.weight"]
@@ -135,7 +135,7 @@ FROM = InitConfig(draft="some_dflash:v3")
 
 
 def test_a_dflash_starts_a_dspark(tmp_path) -> None:
-    """DSpark is trained on top of a DFlash backbone; the two heads are new, embedding and head stay the target's."""
+    """The two heads are new; embedding and head stay the target's."""
     dflash, tensors = other("dflash", tmp_path)
     torch.manual_seed(0)
     made, fresh = build("dspark", Start(draft=tensors), init=FROM), tiny.target_tensors()
@@ -160,7 +160,7 @@ def test_a_dspark_starts_a_dspark_with_its_heads(tmp_path) -> None:
 
 
 def test_the_vocabulary_stays_the_new_drafts_own(tmp_path) -> None:
-    """Another cache's frequent tokens are other tokens: taking d2t with rows of the own head would mix them up."""
+    """Another cache has other frequent tokens, so its d2t does not fit the rows of the new draft's head."""
     theirs, own = torch.arange(0, 200, 2), torch.arange(1, 201, 2)
     before, tensors = other("dspark", tmp_path, ids=theirs)
     made = build("dspark", Start(draft=tensors, ids=own), init=FROM)
