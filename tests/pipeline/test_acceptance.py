@@ -3,9 +3,10 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import bootstrap
 
 from data_specs.evaluation import SCHEMA
-from pipeline.acceptance import average, by_context, figures, summary
+from pipeline.acceptance import average, by_context, figures, from_sums, summary
 
 
 def row(prompt, number, drafted, accepted, **changes):
@@ -107,6 +108,67 @@ def test_the_interval_covers_the_true_mean_95_percent_of_the_time():
         low, high = summary(figures(many(25, seed), 7, 300).metrics)["accepted_length"]["interval"]
         covered += low <= 4 <= high
     assert 86 <= covered <= 99
+
+
+def of_prompts(**sums):
+    """Sums [P] of prompts; those that are not named are 0."""
+    names = (
+        "answers", "rounds", "emitted", "proposed", "accepted", "drafted", "tokens", "seconds", "plain_tokens",
+        "plain_seconds", "draft_seconds", "verify_seconds", "compared", "same",
+    )  # fmt: skip
+    prompts = len(next(iter(sums.values())))
+    none = {name: np.zeros(prompts) for name in names}
+    return none | {name: np.zeros((prompts, 1)) for name in ("survived", "reached")} | sums
+
+
+def independent(statistic, *sums):
+    """The 95 % percentile interval by scipy: prompts are drawn, and all sums of a prompt stay together."""
+    found = bootstrap(
+        sums, statistic, paired=True, vectorized=True, n_resamples=20_000, method="percentile", rng=1
+    )
+    return list(found.confidence_interval)
+
+
+def test_the_interval_is_the_one_that_scipy_finds():
+    random = np.random.default_rng(0)
+    rounds = random.integers(5, 40, 60).astype(float)
+    emitted = rounds * random.uniform(1, 5, 60)
+    metrics = from_sums(of_prompts(rounds=rounds, emitted=emitted), 20_000).metrics
+    told = summary(metrics)["accepted_length"]
+    expected = independent(lambda e, r, axis: e.sum(axis) / r.sum(axis), emitted, rounds)
+    assert told["value"] == pytest.approx(emitted.sum() / rounds.sum())
+    assert told["interval"] == pytest.approx(expected, rel=0.004)  # a 90 % interval is 8 % off on either side
+    assert told["interval"][1] - told["interval"][0] == pytest.approx(expected[1] - expected[0], rel=0.03)
+
+
+def test_a_speedup_resamples_both_ways_of_answering_together():
+    """Slow prompts are slow both ways: resampled apart, the interval would be several times as wide."""
+    random = np.random.default_rng(1)
+    tokens, slow = np.full(40, 64.0), random.lognormal(0, 1, 40)
+    seconds = slow * random.uniform(0.95, 1.05, 40)
+    sums = of_prompts(tokens=tokens, seconds=seconds, plain_tokens=tokens, plain_seconds=1.5 * slow)
+    told = summary(from_sums(sums, 20_000).metrics)["speedup"]
+
+    def ratio(s, p, axis):
+        return p.sum(axis) / s.sum(axis)
+
+    expected = independent(ratio, seconds, 1.5 * slow)
+    assert told["interval"] == pytest.approx(expected, rel=0.002)
+    assert told["interval"][1] - told["interval"][0] < 0.1
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    """400 data sets of 40 prompts whose true ratio is 3."""
+    random = np.random.default_rng(2)
+    held = 0
+    for _ in range(400):
+        rounds = random.integers(10, 30, 40).astype(float)
+        emitted = rounds * random.normal(3, 1, 40)
+        low, high = summary(from_sums(of_prompts(rounds=rounds, emitted=emitted), 400).metrics)[
+            "accepted_length"
+        ]["interval"]
+        held += low <= 3 <= high
+    assert 0.92 <= held / 400 <= 0.98
 
 
 def test_intervals_repeat():

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from data_specs.evaluation import ROUNDS, read_rounds, write_rounds
+from data_specs.evaluation import ROUNDS, SCHEMA, read_rounds, write_rounds
 from pipeline import console
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.markdown import write_markdown
@@ -138,3 +140,20 @@ def test_last_screen(folder, capsys, monkeypatch, width, tables):
     assert shown.count("d on t") == tables
     for text in ("2.50 [2.50, 2.50]", "50 %", ".75 .50 .25", "sampler: temperature 0.0"):
         assert text in shown
+
+
+def test_benchmarks_are_resampled_independently():
+    """Two benchmarks alike: with one seed their intervals were equal, and the average's was as wide as each."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 8, 30).tolist()
+    found: list[dict] = []
+    for name in ("a", "b"):
+        for prompt, accepted in enumerate(lengths):
+            found += rows(name, prompt, [accepted], plain=False)
+    result = summarise(pa.Table.from_pylist(found, SCHEMA), facts(prompts={"a": 30, "b": 30}), 7, 4000)
+    one, other = (result["benchmarks"][name]["metrics"]["accepted_length"] for name in ("a", "b"))
+    macro = result["macro"]["accepted_length"]
+    assert one["value"] == other["value"] == macro["value"]
+    assert one["interval"] != other["interval"]
+    width = one["interval"][1] - one["interval"][0]
+    assert macro["interval"][1] - macro["interval"][0] == pytest.approx(width / 2**0.5, rel=0.06)

@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import bootstrap
 
 from data_specs.evaluation import SCHEMA
 from stages.compare.tables import VariantEvaluation, figure, main_table, paired_ratio
@@ -105,3 +106,36 @@ def test_intervals_repeat() -> None:
     dspark, mtp = measured({"a": [1], "b": [3], "c": [0]}), measured({"a": [0], "b": [2], "c": [0]})
     table = {"dspark": dspark, "mtp": mtp}
     assert main_table(table, ["math"], 100) == main_table(table, ["math"], 100)
+
+
+def test_the_interval_of_a_ratio_is_the_one_that_scipy_finds() -> None:
+    """Prompts are drawn once for both drafters: what is easy for the one is easy for the other."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 4, (30, 6))
+    worse = np.maximum(lengths - random.integers(0, 2, lengths.shape), 0)
+    keys = [f"{n:02}" for n in range(30)]
+    variants = {
+        "dspark": measured(dict(zip(keys, lengths.tolist(), strict=True))),
+        "dflash": measured(dict(zip(keys, worse.tolist(), strict=True))),
+    }
+    told = main_table(variants, ["math"], 20_000)["rows"]["math"]["ratio"]["dflash"]
+
+    def ratio(b, a, axis):
+        return b.sum(axis) / a.sum(axis)
+
+    sums = ((worse + 1).sum(1), (lengths + 1).sum(1))
+    expected = bootstrap(sums, ratio, paired=True, n_resamples=20_000, method="percentile", rng=1)
+    assert told["interval"] == pytest.approx(list(expected.confidence_interval), rel=0.004)
+    width = told["interval"][1] - told["interval"][0]
+    high, low = expected.confidence_interval.high, expected.confidence_interval.low
+    assert width == pytest.approx(high - low, rel=0.04)
+
+
+def test_benchmarks_of_a_comparison_are_resampled_independently() -> None:
+    """The average over two benchmarks alike has an interval that is narrower than each by the root of two."""
+    random = np.random.default_rng(1)
+    lines = {f"{n:02}": [int(a)] for n, a in enumerate(random.integers(0, 4, 30))}
+    both = pa.concat_tables([rounds(lines, "math"), rounds(lines, "code")])
+    found = main_table({"dspark": VariantEvaluation(both, 3)}, ["math", "code"], 4000)["rows"]
+    widths = {name: np.ptp(row["accepted_length"]["dspark"]["interval"]) for name, row in found.items()}
+    assert widths["macro average"] == pytest.approx(widths["math"] / 2**0.5, rel=0.06)
