@@ -121,9 +121,11 @@ class Lease:
     def _remove_dead_claim(self) -> None:
         """Remove the claim of a dead owner; one process does so at a time, else it might remove its successor's."""
         if self._is_dead():
-            with suppress(Timeout), FileLock(f"{self.path}.removal", blocking=False):
+            removal = self.path.with_suffix(".removal")
+            with suppress(Timeout), FileLock(removal, blocking=False):
                 if self._look() == self._seen:
                     self.path.unlink(missing_ok=True)
+                removal.unlink(missing_ok=True)
 
     def _is_dead(self) -> bool:
         look, now = self._look(), time.monotonic()

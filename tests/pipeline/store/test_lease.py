@@ -96,6 +96,7 @@ def test_an_owner_on_another_host_is_replaced_after_the_lease(lease: Lease, shif
     taken = take_within(lease, 5)
     assert taken is not None and 0.8 <= taken < 2
     lease.release()
+    assert not lease.path.parent.exists()
 
 
 def test_a_clock_that_is_set_kills_no_owner(
