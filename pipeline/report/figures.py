@@ -37,17 +37,18 @@ from pipeline.report.model import (
     words,
 )  # fmt: skip
 
+BY_POSITION = "acceptance by position"
 FIGURES = (
     Metric("accepted length", "accepted_length", interval=True),
     Metric("acceptance", "acceptance_rate", "{:.1%}", "{:.0%}"),
-    Metric("acceptance by position", "survival"),
+    Metric(BY_POSITION, "survival"),
     Metric("tokens/s", "tokens_per_second", "{:.1f}"),
     Metric("plain", "plain_tokens_per_second", "{:.1f}"),
     Metric("speedup", "speedup", interval=True),
 )
 NARROW = (
     ("accepted length", "tokens/s", "plain", "speedup"),
-    ("prompts", "acceptance", "acceptance by position"),
+    ("prompts", "acceptance", BY_POSITION),
 )  # columns of the two tables on a narrow screen
 COST = (
     Metric("drafts a round", "drafted_length"),
@@ -98,7 +99,9 @@ def benchmarks(evaluation: Evaluation) -> Section:
     strong = frozenset([len(rows) - 1] * several)
     columns = ("benchmark", "prompts", *titles(FIGURES))
     parts = [("benchmark", *part) for part in NARROW]
-    table = Table(evaluation.title, columns, rows, strong, where=EVERYWHERE, parts=parts)
+    table = Table(
+        evaluation.title, columns, rows, strong, where=EVERYWHERE, parts=parts, text_only=(BY_POSITION,)
+    )
     charts = overview([(name, [metrics]) for name, metrics in evaluation.named.items()], [""])
     blocks: list[Block] = [table, Note(_how(evaluation), where=TEXT), Note(WORDS, where=EVERYWHERE)]
     blocks += [Drawings(charts, file=LENGTH_PLOT)] if charts else []

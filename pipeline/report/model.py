@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 DASH = "–"
@@ -62,6 +62,14 @@ class Table:
     kind: str = ""  # of style.css: words (aligned to the left), facts (long texts, which are wrapped)
     where: Sequence[str] = FILED
     parts: Sequence[Sequence[str]] = ()  # columns of the tables that a narrow screen shows instead
+    text_only: Sequence[str] = ()  # columns that the page leaves out, because a drawing shows them
+
+    @property
+    def on_page(self) -> Table:
+        """The table as the page shows it."""
+        kept = [n for n, column in enumerate(self.columns) if column not in self.text_only]
+        columns = [self.columns[n] for n in kept]
+        return replace(self, columns=columns, rows=[[row[n] for n in kept] for row in self.rows])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pipeline.report import confidence, figures, provenance, served, side_by_sid
 from pipeline.report import study as serving
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.model import PAGE as WRITER
-from pipeline.report.model import Cell, Metric, Page, Section, cells, titles
+from pipeline.report.model import Block, Cell, Metric, Page, Section, Table, cells, titles
 from pipeline.report.plot import MARKERS, STYLE, svg
 
 PAGE = "report.html"
@@ -52,13 +52,15 @@ def html(page: Page) -> str:
         loader=PackageLoader("pipeline.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    sections = [
-        (section, [(type(block).__name__.lower(), block) for block in section.shown(WRITER)])
-        for section in page.sections
-    ]
+    sections = [(section, [_block(block) for block in section.shown(WRITER)]) for section in page.sections]
     signs = [SIGNS[marker] for marker in MARKERS]
     template = environment.get_template("page.html")
     return template.render(page=page, sections=sections, style=Markup(STYLE), svg=svg, signs=signs)
+
+
+def _block(block: Block) -> tuple[str, Block]:
+    """(kind, block) for the template."""
+    return type(block).__name__.lower(), block.on_page if isinstance(block, Table) else block
 
 
 def _page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:

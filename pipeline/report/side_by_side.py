@@ -9,6 +9,7 @@ from data_specs.errors import UserError
 from pipeline.report import confidence
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.figures import (
+    BY_POSITION,
     COST,
     FIGURES,
     KINDS,
@@ -101,7 +102,9 @@ def _table(evaluations: Sequence[Evaluation], found: Rows, caption: str) -> Tabl
     strong = frozenset(range(len(rows) - sums, len(rows)))
     heads = ("benchmark", "evaluation", "prompts", *titles(FIGURES))
     parts = [("benchmark", "evaluation", *part) for part in NARROW]
-    return Table(caption, heads, rows, strong, names=2, where=EVERYWHERE, parts=parts)
+    return Table(
+        caption, heads, rows, strong, names=2, where=EVERYWHERE, parts=parts, text_only=(BY_POSITION,)
+    )
 
 
 def positions(evaluations: Sequence[Evaluation]) -> Section:
