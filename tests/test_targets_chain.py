@@ -49,7 +49,13 @@ def config_of(folder: Path, target: Path) -> schema.Config:
     )
 
 
-@pytest.mark.parametrize("family", tiny_targets.FAMILIES)
+FAMILIES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in tiny_targets.SLOW else name
+    for name in tiny_targets.FAMILIES
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_draft_trained_on_the_target_leaves_its_greedy_answers_as_they_are(
     family: str, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny
+import tiny_hybrids
 import torch
 import transformers as hf
 
@@ -23,11 +24,6 @@ from pipeline.config import Config
 from pipeline.ranks import free_port
 from pipeline.store.artifacts import Store
 
-SIZES: dict[str, Any] = {
-    "vocab_size": tiny.VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 2048,
-    "tie_word_embeddings": False, "eos_token_id": [258, 256], "pad_token_id": 256, "bos_token_id": None,
-}  # fmt: skip
 CAP = 1.0  # because logits would reach 1.2
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 GEMMA = {"tie_word_embeddings": True, "eos_token_id": 258, **WINDOWS}
@@ -36,7 +32,7 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 
 def qwen3() -> Any:
     """An untied head, two EOS ids, and 12 more embedding rows than tokens."""
-    return hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES))
+    return hf.Qwen3ForCausalLM(hf.Qwen3Config(**tiny.SIZES))
 
 
 def qwen3_moe() -> Any:
@@ -47,7 +43,7 @@ def qwen3_moe() -> Any:
         "moe_intermediate_size": 16,
         "mlp_only_layers": [0],
     }
-    return hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**SIZES | experts | {"num_hidden_layers": 3}))
+    return hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**tiny.SIZES | experts | {"num_hidden_layers": 3}))
 
 
 def llama() -> Any:
@@ -56,29 +52,31 @@ def llama() -> Any:
         "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
     }  # fmt: skip
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, rope_parameters=rope))
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**tiny.SIZES, rope_parameters=rope))
 
 
 def smollm2() -> Any:
     """A Llama whose head is tied to the embedding; one EOS id."""
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES | {"tie_word_embeddings": True, "eos_token_id": 258}))
+    return hf.LlamaForCausalLM(
+        hf.LlamaConfig(**tiny.SIZES | {"tie_word_embeddings": True, "eos_token_id": 258})
+    )
 
 
 def smollm3() -> Any:
     """Every second layer has no rotary positions; the head is tied."""
-    config = hf.SmolLM3Config(**SIZES | {"tie_word_embeddings": True}, no_rope_layer_interval=2)
+    config = hf.SmolLM3Config(**tiny.SIZES | {"tie_word_embeddings": True}, no_rope_layer_interval=2)
     return hf.SmolLM3ForCausalLM(config)
 
 
 def gemma3() -> Any:
     """Text only, with a scaled and tied embedding, windows, rotary settings by layer type, and capped logits."""
-    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**SIZES | GEMMA, final_logit_softcapping=CAP))
+    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**tiny.SIZES | GEMMA, final_logit_softcapping=CAP))
 
 
 def gemma3_multimodal() -> Any:
     """A text config inside a multimodal one, as in gemma-3-4b to 27b."""
     vision = hf.SiglipVisionConfig(**VISION, image_size=28, patch_size=14)
-    text = hf.Gemma3TextConfig(**SIZES | GEMMA)
+    text = hf.Gemma3TextConfig(**tiny.SIZES | GEMMA)
     config = hf.Gemma3Config(
         text_config=text, vision_config=vision, mm_tokens_per_image=4, tie_word_embeddings=True
     )
@@ -90,7 +88,7 @@ def gemma4() -> Any:
     layers = ["sliding_attention", "full_attention"] * 3
     own = {"num_hidden_layers": 6, "layer_types": layers, "num_kv_shared_layers": 2, "global_head_dim": 16}
     inputs = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": tiny.VOCABULARY}
-    text = hf.Gemma4TextConfig(**SIZES | GEMMA | own | inputs, final_logit_softcapping=CAP)
+    text = hf.Gemma4TextConfig(**tiny.SIZES | GEMMA | own | inputs, final_logit_softcapping=CAP)
     return hf.Gemma4ForConditionalGeneration(
         hf.Gemma4Config(text_config=text, vision_config=None, audio_config=None)
     )
@@ -99,7 +97,7 @@ def gemma4() -> Any:
 def gemma4_unified() -> Any:
     """As 12B: one projection for keys and values, and one wide key head in full layers."""
     own = {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
-    text = hf.Gemma4UnifiedTextConfig(**SIZES | GEMMA | own, final_logit_softcapping=CAP)
+    text = hf.Gemma4UnifiedTextConfig(**tiny.SIZES | GEMMA | own, final_logit_softcapping=CAP)
     return hf.Gemma4UnifiedForConditionalGeneration(
         hf.Gemma4UnifiedConfig(text_config=text, vision_config=None, audio_config=None)
     )
@@ -113,7 +111,7 @@ def gpt_oss() -> Any:
         "truncate": False, "original_max_position_embeddings": 64,
     }  # fmt: skip
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    return hf.GptOssForCausalLM(hf.GptOssConfig(**SIZES | layers | experts, rope_parameters=rope))
+    return hf.GptOssForCausalLM(hf.GptOssConfig(**tiny.SIZES | layers | experts, rope_parameters=rope))
 
 
 def deepseek_v4() -> Any:
@@ -131,7 +129,7 @@ def deepseek_v4() -> Any:
         "moe_intermediate_size": 16, "mlp_layer_types": ["hash_moe"] * 2 + ["moe"] * 4,
         "partial_rotary_factor": 0.5,
     }  # fmt: skip
-    sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
+    sizes = {name: value for name, value in tiny.SIZES.items() if name != "intermediate_size"}
     model = hf.DeepseekV4ForCausalLM(hf.DeepseekV4Config(**sizes | own))
     for name, table in model.named_buffers():
         if name.endswith("tid2eid"):  # the experts of each token; zeros until a checkpoint fills it
@@ -143,9 +141,27 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     make.__name__: make
     for make in (
         qwen3, qwen3_moe, llama, smollm2, smollm3, gemma3, gemma3_multimodal, gemma4, gemma4_unified, gpt_oss,
-        deepseek_v4,
+        deepseek_v4, *tiny_hybrids.ALL,
     )
 }  # fmt: skip
+
+
+# Families whose chain runs with the slow tests: another of the same kind runs with the quick ones.
+SLOW = {
+    "qwen3_moe",
+    "smollm3",
+    "gemma3_multimodal",
+    "gemma4_unified",
+    "cohere2",
+    "glm4_moe",
+    "minimax_m2",
+    "mistral3",
+    "granite",
+    "qwen3_5",
+    "glm_moe_dsa",
+    "kimi_linear",
+    "falcon_h1",
+}
 
 
 def save(family: str, folder: Path, seed: int = 0) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from omegaconf import MISSING
 
@@ -12,6 +12,15 @@ from pipeline.config.rules import PAIR, Count, Natural, Positive, Rule, Share, W
 from pipeline.config.target import TargetConfig
 from pipeline.drafts.algorithms import ALGORITHMS, FAMILIES
 
+# kinds of rotary positions, and the settings that each needs
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 ASCENDING = Rule("numbers in ascending order", lambda values: list(values) == sorted(values))
 
 
@@ -55,6 +64,8 @@ class DrafterConfig:
     depth: Count = 5
     num_taps: Natural | None = None  # taps of the cache that are read, spread evenly; None: all
     sliding_window: Count | None = None  # positions of the context that the draft attends to; None: all
+    # rotary settings of the draft as in config.json (rope_type, factor, ...); None: the target's
+    rope_scaling: dict[str, Any] | None = None
     # the draft proposes only this many tokens, the most frequent ones of the cache; None: all
     vocab_size: Annotated[int, at_least(2)] | None = None
     sample_from_anchor: bool = True  # false: 1+N fill-in, slot k drafts the token at its own position
@@ -93,6 +104,15 @@ class DrafterConfig:
         if (self.num_taps or 0) > taps:
             yield f"drafter.num_taps={self.num_taps}: the target has only {taps} (target.taps, target.num_taps)"
         yield from self._contradictions_in_heads()
+        yield from self._contradictions_in_rope()
+
+    def _contradictions_in_rope(self) -> Iterator[str]:
+        kind = (self.rope_scaling or {"rope_type": "default"}).get("rope_type")
+        if kind not in ROPE_TYPES:
+            yield f"drafter.rope_scaling.rope_type={kind}: expected one of {', '.join(ROPE_TYPES)}"
+        for name in ROPE_TYPES.get(str(kind), ()):
+            if name not in (self.rope_scaling or {}):
+                yield f"drafter.rope_scaling.{name}: expected a value, because rope_type={kind} needs it"
 
     def _contradictions_in_heads(self) -> Iterator[str]:
         if self.markov_rank == 0 and self.markov_head != "vanilla":

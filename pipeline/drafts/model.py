@@ -152,7 +152,7 @@ class Model(Draft):
         slot_weights, compare = supervision.weights[where], self.learns_confidence and weights.confidence != 0
         terms = distribution_loss(
             hidden, None if features is None else features[where], self.bias_weight, self._output(),
-            batch.last_hidden[where[0], positions], supervision.labels[where], slot_weights,
+            self._scaled(batch.last_hidden[where[0], positions]), supervision.labels[where], slot_weights,
             Coefficients(weights.ce, weights.l1, weights.soft, compare, agreement=not self.training), chunk_slots,
         )  # fmt: skip
         confidence = self.confidence_loss(hidden, embedded, where, terms.tv, supervision)
@@ -169,6 +169,11 @@ class Model(Draft):
     def learns_confidence(self) -> bool:
         """Whether there is a confidence head. Its labels need both distributions."""
         return False
+
+    def _scaled(self, last_hidden: Tensor) -> Tensor:
+        """The target's final states times its logit scale, so that the head gives the target's real logits."""
+        scale = getattr(self.config, "target_logit_scale", None)
+        return last_hidden if scale is None else last_hidden * scale
 
     def _output(self) -> Output:
         target = self.lm_head.weight if self.d2t is None else self.target_head

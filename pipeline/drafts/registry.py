@@ -16,6 +16,7 @@ from pipeline.drafts import algorithms
 from pipeline.drafts.dspark import DSpark
 from pipeline.drafts.model import Model
 from pipeline.drafts.starts import warm_start
+from pipeline.target.files import logit_scale
 
 if TYPE_CHECKING:
     from pipeline.config import DrafterConfig
@@ -35,9 +36,10 @@ ARCHITECTURES: dict[str, type[Model]] = {
 MODEL_TYPES = {family.model_type: name for name, family in algorithms.FAMILIES.items()}
 # Fields that every draft takes from the target's text config.
 SHARED = (
-    "hidden_size", "num_attention_heads", "max_position_embeddings", "rms_norm_eps", "pad_token_id", "bos_token_id",
+    "hidden_size", "num_attention_heads", "max_position_embeddings", "pad_token_id", "bos_token_id",
     "eos_token_id", "final_logit_softcapping",
 )  # fmt: skip
+EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "norm_eps", "layer_norm_eps")  # names of the norms' epsilon
 
 
 @dataclass(frozen=True)
@@ -101,20 +103,19 @@ def draft_config(
 ) -> Any:
     """The draft's config: the target's sizes (``rows`` of its embedding) and the drafter's choices.
 
-    ``reduced`` is the size of a smaller draft vocabulary. Raises ``ConfigError`` for a target that scales its logits:
-    no draft does so, and without the scale a draft would learn a distribution that is not the target's.
+    ``reduced`` is the size of a smaller draft vocabulary. A draft does not scale its logits: its final norm is trained
+    and takes on any scale. Its loss has to know by what the target multiplies its own (``target_logit_scale``).
     """
-    for name in ("logit_scale", "logits_scaling"):
-        if getattr(target, name, None) not in (None, 1, 1.0):
-            raise ConfigError(
-                f"target: {name}={getattr(target, name)}: drafts for a target with scaled logits are not supported"
-            )
     family, kind = FAMILIES[family_of(drafter, target)], ALGORITHMS[drafter.algorithm]
     shared = {key: getattr(target, key) for key in SHARED if getattr(target, key, None) is not None}
+    shared |= family.config_fields(target, drafter.depth, drafter.sliding_window)
+    if drafter.rope_scaling is not None:
+        shared |= _scaled_positions(shared, dict(drafter.rope_scaling))
     own: dict[str, Any] = {
         "architectures": [FILL_IN if _is_fill_in(drafter) else f"{family.NAME}{kind.NAME}Model"],
         "vocab_size": rows,
-        "intermediate_size": getattr(target, "intermediate_size", None) or 3 * target.hidden_size,
+        "intermediate_size": _mlp_width(target),
+        "rms_norm_eps": next((e for name in EPSILONS if (e := getattr(target, name, None))), 1e-6),
         "attention_bias": False,
         "tie_word_embeddings": False,
         "num_hidden_layers": drafter.depth,
@@ -132,9 +133,31 @@ def draft_config(
     }
     if reduced is not None and reduced < rows:
         own["draft_vocab_size"] = reduced
-    return family.make_config(
-        shared | family.config_fields(target, drafter.depth, drafter.sliding_window) | own
-    )
+    if (scale := logit_scale(target)) != 1:
+        own["target_logit_scale"] = scale
+    return family.make_config(shared | own)
+
+
+def _mlp_width(target: Any) -> int:
+    """The inner width of the draft's MLPs: the target's, of its widest layer, else three times its hidden size."""
+    width = getattr(target, "intermediate_size", None) or 3 * target.hidden_size
+    return int(max(width) if isinstance(width, list | tuple) else width)
+
+
+def _scaled_positions(fields: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]:
+    """Rotary settings ``scaling`` in place of the target's, and the number of positions that they reach.
+
+    The base stays the target's unless ``scaling`` names one. Where layers differ, it is for those of full attention.
+    """
+    rope = fields["rope_parameters"]
+    full = rope.get("full_attention", rope)
+    length = scaling.get("original_max_position_embeddings", fields["max_position_embeddings"])
+    scaled = {"rope_theta": full["rope_theta"], "original_max_position_embeddings": length} | scaling
+    reach = max(fields["max_position_embeddings"], int(length * scaling.get("factor", 1.0)))
+    return {
+        "rope_parameters": rope | {"full_attention": scaled} if "full_attention" in rope else scaled,
+        "max_position_embeddings": reach,
+    }
 
 
 def _is_fill_in(drafter: DrafterConfig) -> bool:
@@ -188,7 +211,8 @@ def _started(draft: Model, drafter: DrafterConfig, tensors: TargetTensors, start
     """The tensors that ``drafter.init`` asks for; a later one in this function replaces an earlier one."""
     own: dict[str, Tensor] = {}
     if drafter.init.final_norm:
-        own["norm.weight"] = warm_start.norm_weight(tensors.final_norm, tensors.config)
+        norm = warm_start.norm_weight(tensors.final_norm, tensors.config)
+        own["norm.weight"] = norm * logit_scale(tensors.config)
     if drafter.init.layers and start.layers:
         layers = {
             number: warm_start.plain_norms(layer, tensors.config) for number, layer in start.layers.items()

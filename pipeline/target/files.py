@@ -152,6 +152,12 @@ def text_config(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
+def logit_scale(config: Any) -> float:
+    """The factor of the head's logits in the model with the text config ``config`` (Cohere, Granite, Falcon-H1)."""
+    factors = (getattr(config, name, None) or 1.0 for name in ("logit_scale", "lm_head_multiplier"))
+    return math.prod(factors) / (getattr(config, "logits_scaling", None) or 1.0)
+
+
 def eos_ids(folder: Path) -> tuple[int, ...]:
     """The ids that end an answer, from the generation config or else from the config.
 

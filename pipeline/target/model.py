@@ -24,6 +24,7 @@ from pipeline.target.files import (
     dtype_of,
     eos_ids,
     identity,
+    logit_scale,
     quiet_transformers,
     read_config,
     read_whole_config,
@@ -33,6 +34,13 @@ from pipeline.target.files import (
 from pipeline.target.group import LOAD, TargetGroup, together
 from pipeline.target.location import locate
 from pipeline.target.rewind import RewindCache
+
+PLAIN = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}  # cache layers of keys and values alone
+STATES = {
+    "LinearAttentionLayer",
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,10 @@ class Target:
         self.dtype: torch.dtype = self.model.dtype
         self.device: torch.device = self.model.device
         self.eos = eos_ids(folder)
-        self.rewinds: bool = self._keeps_states()
+        kinds = _cache_kinds(self.model.config)
+        # What a convolution or a recurrent state holds cannot be taken back token by token.
+        self.rewinds: bool = self.model._is_stateful or not kinds.isdisjoint(STATES)
+        self.has_plain_cache: bool = not self.rewinds and kinds <= PLAIN
         self._tapped: dict[int, Tensor] = {}
         for tap in self.taps:
             self._hook(tap)
@@ -184,14 +195,6 @@ class Target:
                 f"{float((got - expected).abs().max()):.3g}; {type(self.model).__name__} is not supported"
             )
 
-    def _keeps_states(self) -> bool:
-        """Whether the cache holds more than keys and values (convolutions, recurrent states): no crop is exact then."""
-        from transformers import DynamicCache
-        from transformers.cache_utils import LinearAttentionCacheLayerMixin
-
-        layers = DynamicCache(config=self.model.config).layers
-        return self.model._is_stateful or any(isinstance(x, LinearAttentionCacheLayerMixin) for x in layers)
-
     def _check_unpadded(self, attention_mask: Tensor | None) -> None:
         """Refuse padding on the left: the layers would compress it, and the answer would change."""
         if attention_mask is not None and not bool(attention_mask.all()):
@@ -215,9 +218,16 @@ class Target:
             self.decoder.layers[tap].register_forward_hook(keep_output)
 
 
+def _cache_kinds(config: Any) -> set[str]:
+    """The classes of transformers' cache layers for the model of ``config``."""
+    from transformers import DynamicCache
+
+    return {type(layer).__name__ for layer in DynamicCache(config=config).layers}
+
+
 def shape_logits(logits: Tensor, config: Any) -> Tensor:
     """The head's logits, scaled and softcapped as in the model with the text config ``config``."""
-    scale = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+    scale = logit_scale(config)
     if scale != 1:  # most targets do not need this pass over all logits
         logits = logits * scale
     cap = getattr(config, "final_logit_softcapping", None)

@@ -130,8 +130,15 @@ class Pass:
 
 
 def supports(target: Target) -> bool:
-    """Whether several sequences can run at once: not where a model keeps more than keys and values, or caps scores."""
-    return not target.rewinds and not getattr(target.config, "attn_logit_softcapping", None)
+    """Whether several sequences can run at once.
+
+    They cannot if the model keeps more than keys and values, caps scores, attends in chunks, or computes attention by
+    itself instead of by the function that transformers' interface names.
+    """
+    own = getattr(target.config, "attn_logit_softcapping", None) or "chunked_attention" in (
+        getattr(target.config, "layer_types", None) or ()
+    )
+    return target.has_plain_cache and target.model._supports_attention_backend and not own
 
 
 class SlotCache:

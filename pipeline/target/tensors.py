@@ -132,7 +132,7 @@ def _keep_only(module: nn.Module, kept: Collection[nn.Module]) -> None:
     for name, child in list(module.named_children()):
         if child in kept:
             continue
-        if any(inner in kept for inner in child.modules()):
-            _keep_only(child, kept)
+        if any(inner in kept for inner in child.modules()) or isinstance(child, nn.ModuleList):
+            _keep_only(child, kept)  # a list stays, if only empty: some classes count their layers
         else:
             del module._modules[name]  # of a list the others keep their numbers, as delattr would not

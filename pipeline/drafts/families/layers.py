@@ -16,6 +16,12 @@ from torch import Tensor, nn
 
 # (q [.., G, heads, d], block k, block v, scale) -> attention output of q's shape
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+FOR_THE_TARGET = (
+    "partial_rotary_factor",
+    "mrope_section",
+    "mrope_interleaved",
+)  # settings of its heads alone
+THETA = 10000.0  # base of the rotary positions if the target has none
 Tables = tuple[Tensor, Tensor]  # cosine and sine, [.., 1, d]
 
 
@@ -134,14 +140,19 @@ def full_layer(target: Any) -> Any:
     return own[kinds.index("full_attention")] if own is not None and "full_attention" in kinds else target
 
 
+def hidden_act(target: Any) -> str:
+    """The activation of the draft's MLPs: the target's, or SiLU if the target's MLPs are of another kind."""
+    return getattr(target, "hidden_act", None) or getattr(target, "hidden_activation", None) or "silu"
+
+
 def standard_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
     """``config_fields`` for families whose layers all have the same heads and rotary settings."""
     own = full_layer(target)
     return {
         "head_dim": getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads,
         "num_key_value_heads": getattr(own, "num_key_value_heads", None) or target.num_attention_heads,
-        "hidden_act": getattr(target, "hidden_act", None) or target.hidden_activation,
-        "rope_parameters": flat_rope(target.rope_parameters),
+        "hidden_act": hidden_act(target),
+        "rope_parameters": flat_rope(getattr(target, "rope_parameters", None)),
         "layer_types": layer_types(depth, sliding_window),
         "sliding_window": sliding_window,
     }
@@ -155,7 +166,9 @@ def embedding_scale(config: Any) -> float:
 def flat_rope(parameters: dict[str, Any] | None) -> dict[str, Any]:
     """A target's rotary settings as one flat dictionary; if they are nested, those of its full-attention layers.
 
-    A partial rotary factor is left out, because it describes the target's heads and not the draft's.
+    A partial rotary factor is left out, because it describes the target's heads and not the draft's. The sections of
+    multimodal positions are left out too: in text, all of them count the tokens. A target without rotary positions
+    (Nemotron-H, Kimi-Linear) gives the plain ones.
     """
     values = dict(parameters or {})
     for name in ("full_attention", "main"):  # Gemma 3 and 4; DeepSeek-V4
@@ -163,4 +176,5 @@ def flat_rope(parameters: dict[str, Any] | None) -> dict[str, Any]:
             values = dict(values[name])
     if values.get("rope_type") == "proportional":  # Gemma 4's partial rotary positions
         values = {"rope_type": "default", "rope_theta": values["rope_theta"]}
-    return {k: v for k, v in values.items() if k != "partial_rotary_factor" and v is not None}
+    kept = {k: v for k, v in values.items() if k not in FOR_THE_TARGET and v is not None}
+    return {"rope_type": "default", "rope_theta": THETA} | kept
