@@ -18,8 +18,9 @@ def choose(tokenizer: Any, rows: int, reserved: Collection[int] = ()) -> int:
     It is the first row beyond the tokenizer's tokens, else an added special token without a role: not bos, eos, pad,
     unk, not in the chat template, not in ``reserved``. Raises ``MaskTokenError`` if neither exists.
     """
-    if len(tokenizer) < rows:
-        return len(tokenizer)
+    beyond = max(tokenizer.get_vocab().values()) + 1  # not the number of tokens: ids may have gaps
+    if beyond < rows:
+        return beyond
     template = str(tokenizer.chat_template or "")
     roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
     for number, token in sorted(tokenizer.added_tokens_decoder.items(), reverse=True):

@@ -4,6 +4,7 @@ tests/test_drafters.py tests every drafter as a whole.
 """
 
 import copy
+import dataclasses
 
 import pytest
 import tiny
@@ -246,3 +247,15 @@ def test_logits_are_capped_where_the_target_s_are() -> None:
     hidden = torch.randn(4, 32)
     raw = plain.logits(hidden)
     assert torch.allclose(draft.logits(hidden), 2 * torch.tanh(raw / 2), atol=1e-5) and raw.abs().max() > 2
+
+
+@pytest.mark.parametrize("scaling", [{"logits_scaling": 8.0}, {"logit_scale": 0.125}])
+def test_the_loss_compares_with_the_logits_that_the_target_really_gives(scaling: dict[str, float]) -> None:
+    """Granite divides its logits, Cohere multiplies them; without that a draft learns a much sharper distribution."""
+    draft, plain = tiny.draft(target=tiny.target_config(**scaling)), tiny.draft()
+    assert (draft.config.target_logit_scale, hasattr(plain.config, "target_logit_scale")) == (0.125, False)
+    plain.load_state_dict(draft.state_dict())
+    batch, blocks = uneven_batch(draft)
+    eighth = dataclasses.replace(batch, last_hidden=batch.last_hidden / 8)
+    got, expected, other = run(draft, batch, blocks), run(plain, eighth, blocks), run(plain, batch, blocks)
+    assert torch.equal(got.l1, expected.l1) and not torch.allclose(got.l1, other.l1)

@@ -157,3 +157,26 @@ def test_a_softcapped_target_caps_every_draft() -> None:
         draft = registry.build(tiny.drafter(family=family), tiny.target_tensors(config=config), [0, 2], 260)
         assert draft.softcap == 20.0
     assert registry.build(tiny.drafter(), tiny.target_tensors(), [0, 2], 260).softcap is None
+
+
+def rope(scaling: dict[str, object] | None, **target: object) -> tuple[dict[str, object], int]:
+    """Rotary settings and positions of a draft for a target with 2,048 positions."""
+    config = tiny.target_config(max_position_embeddings=2048, **target)
+    made = registry.draft_config(tiny.drafter(rope_scaling=scaling), config, 272, [0, 2], 260)
+    return dict(made.rope_parameters), made.max_position_embeddings
+
+
+def test_rotary_settings_are_the_targets_unless_the_user_asks_for_others() -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 512}
+    assert rope(None, rope_parameters=yarn) == (yarn, 2048)
+    plain = {"rope_type": "default", "rope_theta": 1e6}
+    asked = {"rope_type": "yarn", "factor": 2.0}
+    longer = asked | {"rope_theta": 1e6, "original_max_position_embeddings": 2048}
+    assert rope(asked, rope_parameters=plain) == (longer, 4096)
+
+
+def test_a_target_without_rotary_positions_gives_plain_ones() -> None:
+    config = tiny.target_config(max_position_embeddings=2048).to_dict()
+    bare = SimpleNamespace(**{name: value for name, value in config.items() if name != "rope_parameters"})
+    made = registry.draft_config(tiny.drafter(), bare, 272, [0, 2], 260)
+    assert dict(made.rope_parameters) == {"rope_type": "default", "rope_theta": 10000.0}
