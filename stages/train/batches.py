@@ -32,10 +32,10 @@ COINS = 2  # last part of a key: draws of confidence labels
 
 @dataclass(frozen=True)
 class Recipe:
-    """How blocks are made from a sample: ``anchors`` of them at most, each supervised as registry.Supervised says.
+    """How blocks are made from a sample: at most ``anchors`` of them, each supervised as registry.Supervised says.
 
-    ``coins``: whether a confidence head learns labels that are drawn. ``taps``: places of the cache's taps that the
-    draft reads (None: all).
+    ``coins`` says whether the confidence head learns from sampled labels. ``taps`` are the indices of the cache's
+    taps that the draft reads (None: all).
     """
 
     seed: int
@@ -51,7 +51,7 @@ class Recipe:
         return supervise(batch, blocks, self.drafts, self.decay, self.trained)
 
     def columns(self, hidden: Tensor, taps: int) -> Tensor:
-        """Of tapped states [S, taps*H] the columns that the draft reads."""
+        """The columns that the draft reads, out of tapped states [S, taps*H]."""
         if self.taps is None:
             return hidden
         return hidden.unflatten(-1, (taps, -1))[:, list(self.taps)].flatten(-2)
@@ -76,9 +76,9 @@ class Sharing:
 class Micro:
     """What one forward pass takes.
 
-    ``step_weight``: sum of the slot weights of all that this rank takes in this step (in the step's first
-    micro-batch; 0 in the others): known before the forward pass, so that the loss can be divided by the
-    global sum.
+    ``step_weight`` is the sum of the slot weights of everything that this rank takes in this step. It stands in the
+    step's first micro-batch (0 in the others) and is known before the forward pass, so that the loss can be divided
+    by the global sum.
     """
 
     batch: Batch
@@ -113,10 +113,7 @@ def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def step_positions(samples: int, sharing: Sharing, step: int) -> np.ndarray:
-    """Numbers (0 ..
-
-    samples-1) of the samples that step ``step`` takes, int64 [global_batch], in stream order.
-    """
+    """Stream positions (0 to ``samples`` - 1) of the samples in step ``step``, int64 [global_batch]."""
     stream = np.arange(step * sharing.global_batch, (step + 1) * sharing.global_batch)
     epochs, places = np.divmod(stream, samples)
     return np.array(
@@ -179,7 +176,7 @@ class Samples:
         self.lengths = np.asarray(self.reader.lengths)[self.numbers]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A worker opens the cache anew: readers do not travel between processes (pitfall 23)."""
+        """Make a worker open the cache itself, because a reader cannot be used in two processes (pitfall 23)."""
         return Samples, (self.folder, self.split, self.recipe)
 
     def anchors(self, number: int, step: int | None) -> Tensor:
@@ -202,14 +199,14 @@ class Samples:
         return self.recipe.columns(hidden, len(self.reader.spec.taps))
 
     def _coins(self, supervision: Supervision, numbers: Sequence[int], step: int | None) -> Tensor:
-        """Uniform draws fp32 [B, A, G], the same for a sample and step wherever and whenever they are made."""
+        """Uniform draws fp32 [B, A, G]; they depend only on the seed, the sample and the step."""
         key = (self.recipe.seed, *((HELDOUT,) if step is None else (TRAIN, step)))
         shape = supervision.mask.shape[1:]
         rows = [np.random.default_rng([*key, int(n), COINS]).random(shape, dtype=np.float32) for n in numbers]
         return torch.from_numpy(np.stack(rows))
 
     def filler(self) -> Micro:
-        """See ``filler``; of this cache's shapes."""
+        """A filler (see the function ``filler``) with the shapes of this cache."""
         spec = self.reader.spec
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[spec.dtype]
         taps = len(spec.taps if self.recipe.taps is None else self.recipe.taps)
@@ -258,10 +255,7 @@ class StepShares(Dataset[Micro]):
 
 
 def read_ahead(shares: StepShares, first: int, total: int, workers: int, pin: bool) -> Iterator[Micro]:
-    """Micro-batches of steps ``first`` ..
-
-    ``total``-1 in order, read by ``workers`` spawned processes (0: here).
-    """
+    """Micro-batches of steps ``first`` to ``total`` - 1 in order, read by ``workers`` processes (0: by this one)."""
     micro_steps = shares.sharing.micro_steps
     loader = DataLoader(
         shares,
@@ -283,13 +277,13 @@ def _as_it_is(micro: Any) -> Any:
 
 
 def _ignore_signals(_: int) -> None:
-    """A signal to the whole group is for the parent, which needs its workers to finish the step."""
+    """Leave a signal that is sent to the whole group to the parent, which needs its workers to finish the step."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
 def heldout_numbers(samples: Samples, count: int) -> list[int]:
-    """Cache numbers of the (at most ``count``) held-out samples that every evaluation uses: a seeded choice.
+    """Cache numbers of the held-out samples that every evaluation uses: a seeded choice of at most ``count``.
 
     Samples without a legal anchor are left out.
     """

@@ -7,7 +7,6 @@ files), which is written last, before the folder gets its name by rename (pitfal
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ COMPLETE = "complete.json"
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """What has to be equal for a checkpoint to be loaded: its files are cut accordingly."""
+    """What a checkpoint and the run that loads it must have in common, because the files are split accordingly."""
 
     world_size: int
     stage: int
@@ -42,7 +41,7 @@ def partial_folder(folder: Path, step: int) -> Path:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """An empty ``partial_folder``; what a killed process left there is removed."""
+    """Make an empty ``partial_folder``, and remove what a killed process left there."""
     path = partial_folder(folder, step)
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -50,7 +49,7 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def complete(folder: Path, step: int, layout: CheckpointLayout) -> Checkpoint:
-    """Turn the written ``partial_folder`` into a checkpoint; all ranks have written their part."""
+    """Turn ``partial_folder`` into a checkpoint, after all ranks have written their parts."""
     partial, path = partial_folder(folder, step), folder / f"step-{step:08d}"
     written = sorted(file for file in partial.rglob("*") if file.is_file())
     files = {file.relative_to(partial).as_posix(): file.stat().st_size for file in written}
@@ -61,19 +60,19 @@ def complete(folder: Path, step: int, layout: CheckpointLayout) -> Checkpoint:
 
 
 def complete_ones(folder: Path) -> list[Checkpoint]:
-    """Complete checkpoints below ``folder``, oldest first; one that lacks a file or is short is none."""
+    """Complete checkpoints below ``folder``, oldest first; one with a missing or short file does not count."""
     found = (_read(path) for path in sorted(folder.glob("step-*")))
     return [checkpoint for checkpoint in found if checkpoint is not None]
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint; when that is interrupted it is incomplete, not damaged."""
+    """Remove a checkpoint; if the removal is interrupted, what is left counts as incomplete."""
     (path / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
 
 def tidy(folder: Path, keep: int) -> list[Checkpoint]:
-    """Remove all but the newest ``keep`` complete checkpoints; returns those that stay."""
+    """Remove all but the newest ``keep`` complete checkpoints, and return the kept ones."""
     kept = complete_ones(folder)[-max(1, keep) :]
     for path in folder.glob("*"):
         if path not in [checkpoint.path for checkpoint in kept]:
@@ -111,6 +110,5 @@ def _read(path: Path) -> Checkpoint | None:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The checkpoint that a run goes on from."""
-    found: Sequence[Checkpoint] = complete_ones(folder)
-    return found[-1] if found else None
+    """The checkpoint that a run resumes from, or None."""
+    return next(reversed(complete_ones(folder)), None)

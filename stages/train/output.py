@@ -1,4 +1,4 @@
-"""Draft folders that a run writes, and the check that what must not be trained was not."""
+"""Draft folders that a run writes, and the check that frozen tensors were not trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.target.tensors import TargetTensors
 
 
 def save_draft(draft: Draft, folder: Path, dtype: torch.dtype) -> None:
-    """Write ``draft`` into ``folder``, which holds the whole old one, nothing, or the whole new one."""
+    """Write ``draft`` into ``folder``. At any moment the folder holds the old draft, nothing, or the new draft."""
     partial = folder.with_name(f".partial-{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     checkpoint.save(draft, partial, dtype)

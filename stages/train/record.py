@@ -26,7 +26,7 @@ class Record:
         self.lines = read_lines(path)
 
     def rewind(self, step: int) -> None:
-        """Forget what was recorded after ``step`` steps."""
+        """Drop the lines of later steps than ``step``."""
         self.lines = [line for line in self.lines if line["step"] <= step]
         if self.writer:
             self.check()
