@@ -1,4 +1,4 @@
-"""A LoRA adapter merged into the weights of its base model, once: what is merged is the target from then on."""
+"""Merges a LoRA adapter into the weights of its base model, once. The merged model is the target."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pipeline.target.architecture import auto_class, model_errors
 from pipeline.target.conversion import made_once
 from pipeline.target.files import TOKENIZER_FILES, dtype_of, identity, quiet_transformers, read_whole_config
 
-ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as peft calls its files
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's names of its files
 
 
 def merged(cfg: TargetConfig, base: Path) -> Path:
-    """The folder of ``base`` with ``target.adapter`` merged into it; made by one process, while others wait.
+    """The folder of ``base`` with ``target.adapter`` merged into it. One process makes it while the others wait.
 
-    Its name depends on what base and adapter hold. Tokenizer and chat template are the base's. Raises ``ConfigError``
-    naming a file or package that is missing, or tensors of the adapter that the model has no place for.
+    Its name depends on the contents of base and adapter. Tokenizer and chat template are the base's. Raises
+    ``ConfigError`` with the file or package that is missing, or the adapter's tensors that the model does not have.
     """
     adapter = Path(str(cfg.adapter)).expanduser()
     for name in (ADAPTER, ADAPTER_WEIGHTS):
@@ -45,12 +45,12 @@ def _merge(cfg: TargetConfig, base: Path, adapter: Path, folder: Path) -> None:
     config = read_whole_config(base, cfg)
     if hasattr(config, "quantization_config"):
         raise ConfigError(
-            f"target.adapter={adapter}: {base} is quantised, and an adapter is merged into whole weights only: give "
-            "the unquantised model as target.path"
+            f"target.adapter={adapter}: {base} is quantised, but an adapter can only be merged into unquantised "
+            "weights; set target.path to the unquantised model"
         )
     options = {"dtype": dtype_of(cfg), "trust_remote_code": cfg.trust_remote_code}
     with TemporaryDirectory() as plain, quiet_transformers(), model_errors(base, cfg):
-        for path in base.iterdir():  # transformers would load an adapter that lies beside its base
+        for path in base.iterdir():  # else transformers would load an adapter in the base's folder
             if path.name not in (ADAPTER, ADAPTER_WEIGHTS):
                 (Path(plain) / path.name).symlink_to(path.resolve())
         model = auto_class(config).from_pretrained(plain, **options)
@@ -64,10 +64,10 @@ def _merge(cfg: TargetConfig, base: Path, adapter: Path, folder: Path) -> None:
 
 
 def _check_loaded(adapter: Path, found: Any) -> None:
-    """An adapter of another model leaves the weights as they are, and peft only warns of it."""
+    """Refuse an adapter of another model: it leaves the weights unchanged, and peft only warns."""
     names = [*found.missing_keys, *found.unexpected_keys]
     if names:
         raise ConfigError(
-            f"target.adapter={adapter}: {len(names)} of its tensors do not fit the model, the first is {names[0]}: is "
-            "target.path its base model?"
+            f"target.adapter={adapter}: {len(names)} of its tensors do not fit the model, the first is {names[0]}; "
+            "set target.path to its base model"
         )

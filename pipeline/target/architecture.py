@@ -1,4 +1,4 @@
-"""The target's class and what a draft takes from it: the model is built on the meta device, without weights."""
+"""The target's class and the modules that a draft uses, from a model on the meta device, which has no weights."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class ModelParts:
 
     @property
     def modules(self) -> dict[str, Any]:
-        """The modules by their names here."""
+        """The modules by the names of the fields."""
         return {"embedding": self.embedding, "head": self.head, "final_norm": self.final_norm}
 
 
 def empty_model(folder: Path, cfg: TargetConfig) -> Any:
-    """The model of ``folder`` on the meta device: every module and no weights. It takes well under a second.
+    """The model of ``folder`` on the meta device: all modules without weights. It takes well under a second.
 
-    Raises ``ConfigError`` naming the class and the reason where draftline cannot use such a model, and for files that
+    Raises ``ConfigError`` with the class and the reason if draftline cannot use such a model, and for files that
     ``check_weights`` refuses.
     """
     config = read_whole_config(folder, cfg)
@@ -44,7 +44,7 @@ def empty_model(folder: Path, cfg: TargetConfig) -> Any:
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that loads the whole model of ``config``: a text model or a multimodal one."""
+    """transformers' class that loads the whole model of ``config``, which is a text model or a multimodal one."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     is_multimodal = type(config) in AutoModelForImageTextToText._model_mapping
@@ -53,7 +53,7 @@ def auto_class(config: Any) -> Any:
 
 
 def check_usable(model: Any, folder: Path) -> None:
-    """Raise ``ConfigError`` naming the class of ``model`` and what draftline needs of it and does not find."""
+    """Raise ``ConfigError`` with the class of ``model`` if it lacks something that draftline needs."""
     found = {
         "a decoder with layers": hasattr(model.get_decoder(), "layers"),
         "a head": getattr(model.get_output_embeddings(), "weight", None) is not None,
@@ -68,12 +68,12 @@ def check_usable(model: Any, folder: Path) -> None:
 
 
 def model_parts(model: Any) -> ModelParts:
-    """Embedding, head and final norm of ``model``, as its class tells them."""
+    """The embedding, head and final norm of ``model``, found by its class."""
     return ModelParts(model.get_input_embeddings(), model.get_output_embeddings(), _norms(model)[-1])
 
 
 def _norms(model: Any) -> list[nn.Module]:
-    """The norms of the decoder itself, not of a layer; the final one is the last of them."""
+    """The norms of the decoder itself, not of its layers. The last of them is the final norm."""
     hidden = text_config(model.config).hidden_size
     return [child for child in model.get_decoder().children() if _is_norm(child, hidden)]
 
@@ -85,7 +85,7 @@ def _is_norm(module: nn.Module, hidden: int) -> bool:
 
 @contextmanager
 def model_errors(folder: Path, cfg: TargetConfig) -> Iterator[None]:
-    """Turn the refusal of transformers to make or load a model into a ``ConfigError`` that names the target."""
+    """Raise a ``ConfigError`` that names the target if transformers cannot make or load the model."""
     try:
         yield
     except (ValueError, ImportError, KeyError, AttributeError, RuntimeError, OSError) as error:

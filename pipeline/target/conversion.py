@@ -1,4 +1,4 @@
-"""Model folders that are made once, in draftline's own part of the user's cache."""
+"""Model folders that draftline makes once, in its part of the user's cache."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def cache_home() -> Path:
 
 
 def made_once(name: str, origin: dict[str, Any], what: str, make: Callable[[Path], None]) -> Path:
-    """The folder ``name`` in draftline's own cache, which ``make`` writes; one process makes it, while others wait.
+    """The folder ``name`` in draftline's cache, which ``make`` writes. One process makes it while the others wait.
 
-    ``what`` says on the screen what is done. Raises ``ConfigError`` if the folder was made from another ``origin``.
+    The screen shows ``what`` while it is made. Raises ``ConfigError`` if the folder was made from another ``origin``.
     """
     folder = cache_home() / "targets" / name
     with _writable_cache(folder.parent):
@@ -46,7 +46,7 @@ def made_once(name: str, origin: dict[str, Any], what: str, make: Callable[[Path
 
 
 def _make_once(folder: Path, origin: dict[str, Any], what: str, make: Callable[[Path], None]) -> None:
-    """Make ``folder``, unless it is there whole; an incomplete one is replaced."""
+    """Make ``folder``, unless it is complete; an incomplete one is replaced."""
     if (folder / SOURCE).is_file():
         return
     name = folder.name

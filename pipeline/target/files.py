@@ -26,7 +26,7 @@ TEXT_FILES = (
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors.index.json")  # not the tokenizer's
 TOKENIZER_FILES = tuple(name for name in TEXT_FILES if name not in MODEL_FILES)
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-ONE_BYTE = ("F8", "F4", "I8", "U8")  # how safetensors calls types that need a scale
+ONE_BYTE = ("F8", "F4", "I8", "U8")  # safetensors' names of types that need a scale
 SAMPLE_BYTES = 4096  # read at the start, the middle and the end of every tensor for the identity
 
 
@@ -55,10 +55,10 @@ def parameter_count(folder: Path) -> int:
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the safetensors file that the model is loaded from, as transformers chooses it.
+    """The safetensors file from which transformers loads each tensor, by the tensor's name.
 
     Without an index that is ``model.safetensors``. Other files, such as a shard of an older save, are ignored. Raises
-    ``ConfigError`` naming a file or tensor that the index lists and that is not there.
+    ``ConfigError`` with a file or tensor that the index lists but that does not exist.
     """
     index, single = folder / INDEX, folder / SINGLE
     if single.is_file() or not index.is_file():
@@ -78,10 +78,10 @@ def weight_files(folder: Path) -> dict[str, Path]:
 
 
 def check_weights(folder: Path, config: Any) -> None:
-    """Check what ``folder`` stores, by the headers of its files, against its whole ``config``.
+    """Compare the headers of the files in ``folder`` with its whole ``config``.
 
-    Raises ``ConfigError`` naming a tensor that the index lists and no file holds, or a weight of one byte a number
-    whose quantisation config.json does not tell: it would be read without its scale.
+    Raises ``ConfigError`` with a tensor that the index lists but no file holds, or with a weight of one byte per number
+    if config.json does not describe its quantisation, because it would be read without its scale.
     """
     files = set(weight_files(folder).values())
     if hasattr(config, "quantization_config"):
@@ -129,7 +129,7 @@ def read_config(folder: Path, cfg: TargetConfig) -> Any:
 
 
 def read_whole_config(folder: Path, cfg: TargetConfig) -> Any:
-    """The config of the target in ``folder``, with those of its other modalities; ``ConfigError`` for no known one."""
+    """The config of the target in ``folder``, with all modalities. ``ConfigError`` if transformers does not know it."""
     from transformers import AutoConfig
 
     try:

@@ -1,7 +1,7 @@
 """The target's embedding, head and decoder layers, read from its files without the rest of the model.
 
-transformers itself reads them, into a model of the target's own class from which all other modules have been removed.
-So the names, the files of the index, a tied head and the renamings of old files are those of the whole model's load.
+transformers itself reads them into a model of the target's own class, from which all other modules have been removed.
+Therefore names, files of the index, a tied head and the renamed tensors of old files are treated as for a whole model.
 
 Shapes: H hidden size, V embedding rows.
 """
@@ -35,9 +35,9 @@ class TargetTensors:
 
 
 def load_tensors(cfg: TargetConfig) -> TargetTensors:
-    """Read only those tensors, in ``target.dtype``, under the names that the model's class gives them.
+    """Read only those tensors, in ``target.dtype``, by the names of the model's class.
 
-    Raises ``ConfigError`` naming a tensor that is missing or quantised in a way that no library here can undo.
+    Raises ``ConfigError`` with a tensor that is missing, or quantised in a form that transformers cannot undo.
     """
     folder = locate(cfg)
     model = _partial_model(folder, cfg, empty_model(folder, cfg), [])
@@ -47,7 +47,7 @@ def load_tensors(cfg: TargetConfig) -> TargetTensors:
     if tensors["head"].data_ptr() == tensors["embedding"].data_ptr():
         tensors["head"] = tensors[
             "head"
-        ].clone()  # a draft's file holds both, and safetensors keeps no shared memory
+        ].clone()  # a draft's file holds both, and safetensors cannot store shared memory
     return TargetTensors(**tensors, config=text_config(model.config), folder=folder)
 
 
@@ -67,9 +67,9 @@ def load_layers(cfg: TargetConfig, layers: list[int]) -> dict[int, dict[str, Ten
 
 
 def check_same(target: Any, tensors: TargetTensors) -> None:
-    """Compare ``tensors`` with the loaded ``target``'s own; ``ConfigError`` naming the first one that differs.
+    """Compare ``tensors`` with the loaded ``target``'s own. ``ConfigError`` names the first tensor that differs.
 
-    A draft that is trained with another embedding or head than the target's trains well and is never accepted.
+    With another embedding or head than the target's, a draft trains well, but its tokens are never accepted.
     """
     for name, module in model_parts(target.model).modules.items():
         read, own = getattr(tensors, name), module.weight
@@ -81,10 +81,10 @@ def check_same(target: Any, tensors: TargetTensors) -> None:
 
 
 def _partial_model(folder: Path, cfg: TargetConfig, whole: Any, layers: list[int]) -> Any:
-    """The model of ``folder`` with embedding, head, final norm and the decoder ``layers`` only, loaded.
+    """The model of ``folder``, loaded with only embedding, head, final norm and the decoder ``layers``.
 
-    ``whole`` is its empty model. A quantised model mostly keeps embedding and head as they are, so they are read
-    without its library first.
+    ``whole`` is its empty model. Most quantised models do not quantise embedding and head, so these are first read
+    without the library of the quantisation.
     """
     wanted = {*model_parts(whole).modules.values(), *(whole.get_decoder().layers[layer] for layer in layers)}
     names = [name for name, module in whole.named_modules() if module in wanted]
@@ -107,16 +107,16 @@ def _partial_model(folder: Path, cfg: TargetConfig, whole: Any, layers: list[int
 def _load_kept(
     folder: Path, cfg: TargetConfig, kind: Any, config: Any, names: list[str]
 ) -> tuple[Any, list[str]]:
-    """A model of the class ``kind`` with the modules ``names`` only, and the names of its tensors that were not read.
+    """A model of class ``kind`` with only the modules ``names``, and the names of its tensors that were not read.
 
-    A tensor of the files that begins like one of the modules and is none of its own, such as a scale, counts as well.
+    Tensors in the files that have the prefix of such a module but are not part of it, such as a scale, also count.
     """
 
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)
         _keep_only(self, {self.get_submodule(name) for name in names})
 
-    # transformers renames the tensors of old files by the class's name and module: the part has those of the whole.
+    # transformers renames the tensors of old files by the class's name and module, so the part gets those of the whole.
     part: Any = type(kind.__name__, (kind,), {"__init__": initialise, "__module__": kind.__module__})
     with model_errors(folder, cfg), quiet_transformers():
         model, found = part.from_pretrained(
@@ -128,11 +128,11 @@ def _load_kept(
 
 
 def _keep_only(module: nn.Module, kept: Collection[nn.Module]) -> None:
-    """Remove every module below ``module`` that is not in ``kept``, in one of them, or on the way to one."""
+    """Remove every module below ``module``, except those in ``kept``, inside one of them, or that contain one."""
     for name, child in list(module.named_children()):
         if child in kept:
             continue
         if any(inner in kept for inner in child.modules()) or isinstance(child, nn.ModuleList):
             _keep_only(child, kept)  # a list stays, if only empty: some classes count their layers
         else:
-            del module._modules[name]  # of a list the others keep their numbers, as delattr would not
+            del module._modules[name]  # the other modules of a list keep their numbers, unlike after delattr

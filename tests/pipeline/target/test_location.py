@@ -7,7 +7,7 @@ import pytest
 import tiny
 from huggingface_hub.utils import filter_repo_objects
 
-from pipeline.config import ConfigError, TargetConfig
+from pipeline.config import ConfigError
 from pipeline.target import location
 from pipeline.target.files import identity, load_tokenizer
 from pipeline.target.location import locate
@@ -66,50 +66,6 @@ def test_a_packaged_gguf_file_is_converted_once(
     (package / "tiny.gguf").write_bytes(b"another")
     with pytest.raises(ConfigError, match="target.name=tiny: .*draftline/targets/tiny"):
         locate(cfg)
-
-
-@pytest.fixture
-def carrier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target_folder: Path) -> TargetConfig:
-    """A package with a file whose conversion copies the tiny target."""
-    package = tmp_path / "site" / "carrier"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "tiny.gguf").write_bytes(b"gguf")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setattr(location, "_convert_gguf", lambda _, folder: shutil.copytree(target_folder, folder))
-    return tiny.located(tmp_path, path="", package="carrier", gguf="tiny.gguf")
-
-
-def test_an_incomplete_converted_folder_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target_folder: Path, carrier: TargetConfig
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    half = tmp_path / "cache/draftline/targets/tiny"
-    half.mkdir(parents=True)
-    (half / "config.json").write_text("{}")
-    assert locate(carrier) == half
-    assert identity(half) == identity(target_folder)
-
-
-def test_a_cache_folder_that_cannot_be_made_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, carrier: TargetConfig
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="target.package.*file/draftline.*XDG_CACHE_HOME"):
-        locate(carrier)
-
-
-def test_a_user_without_a_home_is_told_what_to_set(
-    monkeypatch: pytest.MonkeyPatch, carrier: TargetConfig
-) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(location.Path, "home", homeless)
-    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
-        locate(carrier)
 
 
 def test_of_a_hub_repository_only_the_folder_itself_is_fetched(
