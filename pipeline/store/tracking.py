@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from data_specs.manifest import MANIFEST, Manifest
+from data_specs.manifest import MANIFEST, Manifest, ManifestError, read_json
 from pipeline import console
 from pipeline.config import TrackingConfig
 from pipeline.store.artifacts import Artifact
@@ -169,5 +169,8 @@ def _reference(artifact: Artifact) -> Any:
 
 
 def _read_sent(path: Path) -> int:
-    """The last step that an earlier part of the run sent, -1 for none."""
-    return int(json.loads(path.read_text())["step"]) if path.is_file() else -1
+    """The last step that an earlier part of the run sent; -1 if there is none, or a power cut damaged the file."""
+    try:
+        return int(read_json(path)["step"])
+    except ManifestError:
+        return -1

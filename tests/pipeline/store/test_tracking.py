@@ -10,7 +10,7 @@ import wandb
 from data_specs.manifest import Manifest, write_manifest
 from pipeline.config import TrackingConfig
 from pipeline.store.artifacts import Artifact
-from pipeline.store.tracking import Tracker, scrub
+from pipeline.store.tracking import STATE, Tracker, scrub
 
 
 def artifact(folder: Path, kind: str, name: str, parents: dict[str, str]) -> Artifact:
@@ -116,6 +116,11 @@ def test_a_failure_in_the_middle_ends_the_tracking_only(
     assert broken.calls == 1
     assert capsys.readouterr().out.count("W&B failed") == 1
     assert not (tmp_path / "tracking.json").exists()
+
+
+def test_a_state_that_a_power_cut_emptied_counts_as_none(tmp_path: Path) -> None:
+    (tmp_path / STATE).write_text("")
+    assert Tracker(TrackingConfig(mode="none"), tmp_path, tmp_path, "id", "name", {})._sent == -1
 
 
 def test_other_errors_are_not_swallowed(tmp_path: Path) -> None:
