@@ -1,88 +1,22 @@
 import json
-import multiprocessing
-import os
 import random
 import signal
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tiny
+from tiny_answers import TEXTS, Refusing, Scripted, config, files, kill_after, many, run
 
 from data_specs.answers import read_answers
 from pipeline.config import (
-    AnswersConfig,
-    Config,
     ConfigError,
-    DataConfig,
-    OpenAIConfig,
-    SourceConfig,
-    TargetConfig,
 )
 from pipeline.prompts.chat import render_prompt
-from pipeline.prompts.rows import Rejection
 from pipeline.store import artifacts
 from pipeline.store.artifacts import Store
-from stages.cache import answers, answers_plan, forecast
+from stages.cache import answers, answers_plan
 from stages.cache.answers import run_answers
 from stages.cache.answers_job import prepare
-from stages.cache.source import AnswerReply, Refusal
-
-TEXTS = ["a", "what is it?", "zz" * 9, "hello there", "0123456789", "why", "who", "when", "where", "how much"]
-
-
-def write(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def config(tmp_path: Path, folder: Path, rows: list[dict] | None = None, **fields) -> Config:
-    rows = [{"prompt": text} for text in TEXTS] if rows is None else rows
-    source = SourceConfig(path=str(write(tmp_path / "prompts.jsonl", rows)))
-    values = {"source": "hf", "max_new_tokens": 12, "chunk_prompts": 4, "batch_size": 3} | fields.pop(
-        "answers", {}
-    )
-    return Config(
-        target=TargetConfig(
-            name="tiny", path=str(folder), dtype="float32", device="cpu", **fields.pop("target", {})
-        ),
-        data=DataConfig(name="few", sources=[source], **({"heldout": 0.2} | fields.pop("data", {}))),
-        answers=AnswersConfig(**values),
-        **fields,
-    )
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "artifacts")
-
-
-class Scripted:
-    """An engine that answers each message with its reversed text, one id a letter, or with a rejection."""
-
-    context = 200
-
-    def __init__(self) -> None:
-        self.asked: list[list[str]] = []
-
-    def answer(self, requests, seed, advance):
-        self.asked.append([request.messages[-1]["content"] for request in requests])
-        return [self._reply(request) for request in requests]
-
-    def _reply(self, request):
-        text = request.messages[-1]["content"][::-1]
-        if text == "dab":
-            return Rejection("empty_answer")
-        ids = [*tiny.tokenizer()(text)["input_ids"], 258]
-        return AnswerReply(request.prompt_ids, ids, "stop", {"role": "assistant", "content": text})
-
-
-# --- the whole stage
 
 
 def test_answers_are_made_once(
@@ -124,59 +58,6 @@ def test_finish_reasons_are_reported(
     assert "warning:" in out and "raise answers.max_new_tokens" in out
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"answers": {"max_new_tokens": 13}},
-        {"answers": {"temperature": 1.0}},
-        {"answers": {"chunk_prompts": 5}},
-        {"target": {"thinking": False}},
-        {"seed": 1},
-        {"data": {"heldout": 0.9}},
-        {"rows": [{"prompt": "other"}]},
-    ],
-)
-def test_what_changes_answers_changes_the_fingerprint(tmp_path: Path, target_folder: Path, changes: dict):
-    """Pitfalls 4 and 13."""
-    before = prepare(config(tmp_path, target_folder)).fingerprint
-    assert prepare(config(tmp_path, target_folder, **changes)).fingerprint != before
-
-
-def test_what_only_changes_the_computing_does_not(tmp_path: Path, target_folder: Path):
-    before = prepare(config(tmp_path, target_folder)).fingerprint
-    changed = config(tmp_path, target_folder, answers={"batch_size": 1}, ranks=3, plan=True)
-    assert prepare(changed).fingerprint == before
-
-
-def test_the_batch_size_counts_where_the_target_samples(tmp_path: Path, target_folder: Path):
-    """Pitfall 13: the draws of a batch come from one generator."""
-    made = [
-        prepare(config(tmp_path, target_folder, answers={"temperature": 1.0, "batch_size": size})).fingerprint
-        for size in (1, 2)
-    ]
-    assert made[0] != made[1]
-
-
-def test_the_target_itself_is_part_of_the_fingerprint(tmp_path: Path, target_folder: Path):
-    other = tiny.save_target(tmp_path / "other", seed=1)
-    job = prepare(config(tmp_path, target_folder))
-    assert prepare(config(tmp_path, other)).fingerprint != job.fingerprint
-
-
-def test_a_plan_does_nothing(
-    tmp_path: Path, target_folder: Path, store: Store, capsys: pytest.CaptureFixture
-):
-    rows = [*({"prompt": text} for text in TEXTS), {"messages": []}, {"turns": ["x", "y"]}]
-    assert run_answers(config(tmp_path, target_folder, rows, plan=True), store) is None
-    assert not store.root.exists()
-    out = capsys.readouterr().out
-    assert "rejected, empty" in out and "estimates, nothing is done" in out
-    lines = dict(answers_plan.plan_lines(prepare(config(tmp_path, target_folder, rows))))
-    assert lines["prompts"] == "11" and lines["turns"] == "12"
-    assert lines["answer tokens"] == "at most 144"
-    assert "at most" in lines["bytes"] and "very roughly" in lines["time"]
-
-
 def test_benchmark_prompts_are_never_answered(tmp_path: Path, target_folder: Path, store: Store):
     cfg = config(tmp_path, target_folder, data={"benchmark": 0.4, "heldout": 0.2})
     artifact = run_answers(cfg, store)
@@ -191,9 +72,6 @@ def test_thinking_is_recorded(tmp_path: Path, target_folder: Path, store: Store)
     artifact = run_answers(config(tmp_path, target_folder, target={"thinking": False}), store)
     assert artifact.manifest.counts["thinking"] is False
     assert set(read_answers(artifact.path)["thinking"].to_pylist()) == {False}
-
-
-# --- turns, rejections
 
 
 def test_turns_are_answered_one_by_one(tmp_path: Path, target_folder: Path):
@@ -243,9 +121,6 @@ def test_nothing_to_answer_is_an_error(tmp_path: Path, target_folder: Path, stor
         run_answers(config(tmp_path, small, [{"prompt": "l" * 80}]), store)
 
 
-# --- given answers
-
-
 def test_given_answers(tmp_path: Path, target_folder: Path, store: Store):
     user, bot = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
     rows = [
@@ -271,44 +146,6 @@ def test_given_answers(tmp_path: Path, target_folder: Path, store: Store):
     counts = artifact.manifest.counts
     assert counts["rejected"] == {"no_answer": 1, "reasoning_not_rendered": 1}
     assert (counts["read"], counts["accepted"], counts["rows"]) == (4, 2, 3)
-
-
-# --- errors
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"presence_penalty": 0.5}, "answers.presence_penalty"),
-    ],
-)
-def test_a_config_that_cannot_run_is_named(
-    tmp_path: Path, target_folder: Path, store: Store, fields, message
-):
-    with pytest.raises(ConfigError, match=message):
-        run_answers(config(tmp_path, target_folder, answers=fields), store)
-
-
-def test_a_tokenizer_without_a_template_is_named(tmp_path: Path, store: Store):
-    folder = tiny.save_target(tmp_path / "bare")
-    (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigError, match="bare: its tokenizer has no chat template"):
-        run_answers(config(tmp_path, folder), store)
-
-
-def test_secrets_stay_out(tmp_path: Path, target_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MY_KEY", "secret-123")
-    monkeypatch.setattr(answers, "_engine", lambda job: Scripted())
-    openai = OpenAIConfig(base_urls=["http://127.0.0.1:1/v1"], api_key_env="MY_KEY")
-    artifact = run_answers(
-        config(tmp_path, target_folder, answers={"source": "openai", "openai": openai}), store
-    )
-    for path in artifact.path.iterdir():
-        assert b"secret-123" not in path.read_bytes()
-    assert artifact.manifest.config["answers"]["openai"]["api_key_env"] == "MY_KEY"
-
-
-# --- resume
 
 
 def test_a_rerun_asks_only_for_what_is_missing(
@@ -371,40 +208,6 @@ def test_a_death_in_the_commit_is_mended(
     artifact.verify()
 
 
-def _run(cfg: Config, root: Path, rank: int = 0, world: int = 1) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-    import torch
-
-    torch.set_num_threads(1)
-    run_answers(cfg, Store(root))
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Processes forked from a server that has done the heavy imports: a start takes a tenth of a second."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["transformers.models.qwen3.modeling_qwen3", "stages.cache.answers", "stages.cache.source_hf"]
-    )
-    return context
-
-
-def many(tmp_path: Path, target: Path, temperature: float) -> Config:
-    rows = [{"prompt": f"{text} {n}"} for n in range(3) for text in TEXTS] + [{"turns": ["one", "two"]}]
-    return config(tmp_path, target, rows, answers={"max_new_tokens": 16, "temperature": temperature})
-
-
-def kill_after(child, folder: Path, units: int, delay: float) -> None:
-    """SIGKILL ``child`` a moment after ``units`` units lie in ``folder``."""
-    deadline = time.monotonic() + 120
-    while len(list(folder.glob("*.parquet"))) < units:
-        assert child.is_alive() and time.monotonic() < deadline
-        time.sleep(0.002)
-    time.sleep(delay)
-    os.kill(child.pid, signal.SIGKILL)
-    child.join()
-
-
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_kill_9_anywhere(tmp_path: Path, target_folder: Path, store: Store, processes, kills: int):
     """Must hold 5: after kills at random moments the files equal an unbroken run's, sampling included."""
@@ -413,7 +216,7 @@ def test_kill_9_anywhere(tmp_path: Path, target_folder: Path, store: Store, proc
     fingerprint, dice = expected.manifest.fingerprint, random.Random(kills)
     partial = store.root / "answers" / "tiny_few" / f".partial-{fingerprint[:16]}"
     for kill in range(kills):
-        child = processes.Process(target=_run, args=(cfg, store.root))
+        child = processes.Process(target=run, args=(cfg, store.root))
         child.start()
         kill_after(child, partial, kill * 6 // kills, dice.uniform(0, 0.05))
         assert child.exitcode == -signal.SIGKILL
@@ -426,7 +229,7 @@ def test_kill_9_anywhere(tmp_path: Path, target_folder: Path, store: Store, proc
 
 def test_two_ranks_make_what_one_makes(tmp_path: Path, target_folder: Path, store: Store, processes):
     cfg = many(tmp_path, target_folder, 1.0)
-    ranks = [processes.Process(target=_run, args=(cfg, store.root, rank, 2)) for rank in range(2)]
+    ranks = [processes.Process(target=run, args=(cfg, store.root, rank, 2)) for rank in range(2)]
     for child in ranks:
         child.start()
     for child in ranks:
@@ -435,65 +238,6 @@ def test_two_ranks_make_what_one_makes(tmp_path: Path, target_folder: Path, stor
     assert [artifact.reference for artifact in store.list("answers")] == ["tiny_few:v0"]
     alone = run_answers(cfg, Store(tmp_path / "alone"))
     assert files(store.resolve("answers", "tiny_few").path) == files(alone.path)
-
-
-# --- the cache's room
-
-
-def test_the_plan_bounds_the_cache_and_names_the_free_disk(
-    tmp_path: Path, target_folder: Path, store: Store, capsys: pytest.CaptureFixture
-):
-    cfg = config(tmp_path, target_folder, [{"prompt": "a"}], plan=True, data={"heldout": 0.0})
-    run_answers(cfg, store)
-    out = capsys.readouterr().out
-    assert "target cache at most" in out and "free disk" in out and "capture time" in out
-    job = prepare(cfg)
-    prompt = len(render_prompt(tiny.tokenizer(), [{"role": "user", "content": "a"}], None))
-    assert answers_plan.forecast_cache(job).most_tokens == prompt + 12
-    spec = answers_plan.spec_of(cfg, answers_plan.read_config(target_folder, cfg.target))
-    token = answers_plan.cache_bytes([128], spec, 65536) / 128
-    assert answers_plan.forecast_cache(job).most_bytes == 128 * token  # one chunk
-    assert answers_plan.forecast_cache(job).least_bytes == (prompt + 1) * token
-
-
-@pytest.mark.parametrize("plan", [True, False])
-def test_a_cache_that_cannot_fit_is_refused_before_the_answers(
-    tmp_path: Path, target_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, plan: bool
-):
-    monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    monkeypatch.setattr(answers, "_engine", lambda job: pytest.fail("answered"))
-    with pytest.raises(ConfigError, match=r"at least .*\(\d+ bytes\), free are 1.0 kB \(1000\)"):
-        run_answers(config(tmp_path, target_folder, plan=plan), store)
-    assert not store.root.exists()
-
-
-def test_a_cache_that_may_not_fit_is_a_warning(
-    tmp_path: Path,
-    target_folder: Path,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-):
-    cfg = config(tmp_path, target_folder, plan=True)
-    bounds = answers_plan.forecast_cache(prepare(cfg))
-    free = int(bounds.least_bytes + bounds.most_bytes) // 2
-    monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    assert run_answers(cfg, store) is None
-    assert "warning: the target cache may take up to" in capsys.readouterr().out
-
-
-# --- refused prompts and late ranks
-
-
-class Refusing(Scripted):
-    def __init__(self, refused: list[str]) -> None:
-        super().__init__()
-        self.refused = refused
-
-    def _reply(self, request):
-        if request.messages[-1]["content"] in self.refused:
-            return Refusal("refused_by_server", "http://x: status 400: too spicy")
-        return super()._reply(request)
 
 
 def test_a_refused_prompt_is_counted(

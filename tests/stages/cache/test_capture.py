@@ -1,94 +1,23 @@
-import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-import pyarrow as pa
 import pytest
 import torch
+from tiny_capture import ROWS, answers_of, claims_of, config_of, planned, row_of, run, same_contents, start
 
-from data_specs.answers import SCHEMA, AnswerRow, write_answers
-from data_specs.manifest import Manifest, ManifestError, folder_records
+from data_specs.manifest import ManifestError, folder_records
 from data_specs.target_cache import CacheError
-from pipeline.config import CaptureConfig, Config, ConfigError, DataConfig, TargetConfig
+from pipeline.config import ConfigError
 from pipeline.states.reader import CacheReader
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.model import States, Target
 from stages.cache import capture as module
-from stages.cache import forecast
 from stages.cache.capture import InProcess, capture, run_capture
 from stages.cache.forecast import spec_of
-from stages.cache.plan import PlannedSample, plan_batches, plan_capture
-
-LENGTHS = ((4, 6), (3, 9), (8, 2), (5, 5), (2, 20), (7, 1))  # prompt and answer tokens
-
-
-def row_of(number: int, prompt: int, answer: int, **changes: object) -> AnswerRow:
-    generator = torch.Generator().manual_seed(number)
-    values: dict[str, object] = {
-        "key": f"{number:02d}" * 32, "split": "heldout" if number % 3 == 2 else "train",
-        "category": None, "turn": 0,
-        "prompt_ids": torch.randint(250, (prompt,), generator=generator).tolist(),
-        "answer_ids": torch.randint(250, (answer,), generator=generator).tolist(),
-        "finish_reason": "stop", "messages": "[]", "thinking": None, "sampling": "{}",
-    }  # fmt: skip
-    return AnswerRow(**(values | changes))  # type: ignore[arg-type]
-
-
-ROWS = [row_of(number, *lengths) for number, lengths in enumerate(LENGTHS)]
-
-
-def table_of(rows: Sequence[AnswerRow]) -> pa.Table:
-    return pa.Table.from_pylist([vars(row) for row in rows], SCHEMA)
-
-
-def answers_of(root: Path, rows: Sequence[AnswerRow]) -> Artifact:
-    """A committed answers artifact, in two files out of order."""
-    store = Store(root)
-    work = store.begin("answers", "tiny_words", 1, "a" * 64, {}, {})
-    write_answers(work.path / "00001.parquet", rows[:2])
-    write_answers(work.path / "00000.parquet", rows[2:])
-    return store.commit(work, {})
-
-
-def config_of(target_folder: Path, root: Path, **capture_changes: object) -> Config:
-    settings: dict[str, object] = {
-        "max_length": 64, "batch_tokens": 40, "segment_tokens": 24, "chunk_tokens": 4, "shard_tokens": 16,
-    }  # fmt: skip
-    return Config(
-        target=TargetConfig(
-            name="tiny", path=str(target_folder), dtype="float32", device="cpu", taps=[-1, 0, 3]
-        ),
-        data=DataConfig(name="words"),
-        capture=CaptureConfig(**(settings | capture_changes)),  # type: ignore[arg-type]
-        artifacts=str(root),
-    )
-
-
-def run(target_folder: Path, root: Path, rows: Sequence[AnswerRow] = ROWS, **changes: object) -> Artifact:
-    config = config_of(target_folder, root, **changes)
-    artifact = run_capture(config, Store(root), answers_of(root, rows))
-    assert artifact is not None
-    return artifact
-
-
-@pytest.fixture(scope="module")
-def target(target_folder: Path) -> Target:
-    return Target.load(config_of(target_folder, target_folder).target)
-
-
-@pytest.fixture(scope="module")
-def made(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    return run(target_folder, tmp_path_factory.mktemp("made"))
-
-
-# --- what is stored ---
 
 
 def test_the_cache_holds_what_the_target_computes_for_each_sample_alone(
@@ -191,99 +120,6 @@ def test_token_counts_tell_which_ids_occur(made: Artifact) -> None:
     assert counts[250:].sum() == 0
 
 
-# --- the plan ---
-
-
-def plan_of(rows: Sequence[AnswerRow], **changes: object) -> module.CapturePlan:
-    return plan_capture(table_of(rows), CaptureConfig(**changes), 272)  # type: ignore[arg-type]
-
-
-def test_rows_without_a_supervised_token_are_left_out_and_counted() -> None:
-    """Pitfall 11: fully masked after truncation; never cached."""
-    rows = [
-        row_of(0, 10, 5),  # cut in its answer
-        row_of(1, 12, 5),  # cut before its answer
-        row_of(2, 5, 0),
-        row_of(3, 0, 1),  # the first token is nobody's label
-        row_of(4, 3, 3),
-        row_of(5, 3, 3, split="benchmark"),
-    ]
-    plan = plan_of(rows, max_length=12)
-    assert [sample.key[:2] for sample in plan.samples] == ["00", "04"]
-    assert plan.left_out == {"no supervised token": 3, "split benchmark": 1}
-    assert plan.truncated == 1
-    assert plan.samples[0].loss_mask.tolist() == [False] * 10 + [True] * 2
-
-
-def test_the_plan_does_not_depend_on_the_order_of_the_answers() -> None:
-    rows = [*ROWS, row_of(6, 3, 4, key="00" * 32, turn=1)]
-    plan, other = plan_of(rows, segment_tokens=24), plan_of(rows[::-1], segment_tokens=24)
-    assert [sample.key for sample in plan.samples] == [sample.key for sample in other.samples]
-    assert [sample.key[-4:] for sample in plan.samples[:3]] == ["00:0", "00:1", "01:0"]
-    assert plan.segments == other.segments == [[0, 1], [2, 3], [4], [5], [6]]
-
-
-def test_an_id_that_the_target_does_not_have_is_named() -> None:
-    with pytest.raises(CacheError, match="sample 0000.*:0: expected ids below 272, got 272"):
-        plan_of([row_of(0, 3, 3, answer_ids=[1, 272])])
-
-
-def test_nothing_to_cache_is_an_error() -> None:
-    with pytest.raises(
-        CacheError, match="no sample to cache: 1 answers read, left out: {'no supervised token': 1}"
-    ):
-        plan_of([row_of(0, 3, 0)])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [
-        ([9, 2, 3, 4], [[1, 2, 3], [0]]),  # 3 * 4 = 12 with padding; a fourth of 9 would be 36
-        ([20, 1], [[1], [0]]),
-        ([6, 6, 6], [[0, 1], [2]]),
-        ([], []),
-    ],
-)
-def test_batches_are_sorted_by_length_and_bounded_with_their_padding(
-    lengths: list[int], expected: list[list[int]]
-) -> None:
-    assert plan_batches(lengths, 12) == expected
-
-
-def test_plan_prints_and_does_nothing_else(
-    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    config = config_of(target_folder, tmp_path)
-    config.plan = True
-    answers = answers_of(tmp_path, ROWS)
-    before = sorted(tmp_path.rglob("*"))
-    assert run_capture(config, Store(tmp_path), answers) is None
-    assert sorted(tmp_path.rglob("*")) == before
-    shown = " ".join(capsys.readouterr().out.split())
-    # Segments of 22, 20, 22 and 8 tokens in chunks of 4: 24 + 20 + 24 + 8 tokens of 4 * 32 * 4 + 5 bytes.
-    for text in (
-        "samples 6",
-        "tokens 72",
-        "supervised tokens 43",
-        "bytes before compression 39.3 kB",
-        "free disk",
-    ):
-        assert text in shown
-    assert "expected time (estimate)" in shown
-
-
-# --- what is refused ---
-
-
-def test_a_cache_that_does_not_fit_is_refused_before_it_starts(
-    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    monkeypatch.setattr(Target, "load", lambda *_: pytest.fail("the target was loaded"))
-    with pytest.raises(CacheError, match=r"needs 39.3 kB \(39292 bytes\), free are 1.0 kB \(1000\)"):
-        run(target_folder, tmp_path)
-
-
 @pytest.mark.parametrize(("configured", "answered"), [(None, True), (False, True), (True, None)])
 def test_another_thinking_mode_is_refused(
     target_folder: Path, tmp_path: Path, configured: bool | None, answered: bool | None
@@ -296,10 +132,6 @@ def test_another_thinking_mode_is_refused(
         ConfigError, match=f"target.thinking={configured}: the answers tiny_words:v0 .*{answered}"
     ):
         run_capture(config, Store(tmp_path), answers_of(tmp_path, rows))
-
-
-def planned(length: int, key: str = "k") -> PlannedSample:
-    return PlannedSample(key, "train", torch.arange(length), torch.ones(length, dtype=torch.bool))
 
 
 def test_states_that_are_not_finite_name_the_sample(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,9 +157,6 @@ def test_states_of_another_length_name_the_sample(target: Target, monkeypatch: p
     monkeypatch.setattr(target, "run", lambda ids: original(ids[:, 1:]))
     with pytest.raises(CacheError, match=r"sample first: expected states of \(1, 5\) tokens, got \(1, 4\)"):
         list(capture(InProcess(target), [planned(5, "first")], spec, 100))
-
-
-# --- doing it once, and going on ---
 
 
 def test_the_same_cache_is_not_made_again(
@@ -375,46 +204,6 @@ def test_whatever_changes_the_contents_changes_the_fingerprint(
     run_capture(config, store, answers)  # type: ignore[arg-type]
     assert keys[0] == keys[1]
     assert keys[2] != keys[0]
-
-
-SCRIPT = """
-import sys, time
-from pathlib import Path
-from pipeline.store.artifacts import Store
-from stages.cache import capture
-sys.path.insert(0, {tests!r})
-from test_capture import config_of
-original = capture.write_segment
-def slow(*args):
-    time.sleep({pause})
-    original(*args)
-capture.write_segment = slow
-store, config = Store({root!r}), config_of(Path({target!r}), Path({root!r}))
-print(capture.run_capture(config, store, store.resolve("answers", "tiny_words")).path)
-"""
-
-
-def start(target_folder: Path, root: Path, pause: float, rank: int = 0, ranks: int = 1) -> subprocess.Popen:
-    code = SCRIPT.format(
-        tests=str(Path(__file__).parent), root=str(root), target=str(target_folder), pause=pause
-    )
-    environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
-
-
-def claims_of(pid: int, folder: Path) -> list[str]:
-    """Segments that process ``pid`` is at work on."""
-    held = []
-    for path in folder.glob(".claims/.partial-*.0*.lock"):
-        with contextlib.suppress(FileNotFoundError):
-            held += [path.name] if f"pid={pid}\n" in path.read_text() else []
-    return held
-
-
-def same_contents(one: Manifest, other: Manifest) -> bool:
-    """Equal arrays, index and records, whoever made them in however many runs."""
-    return one.files == other.files and one.counts == other.counts and one.fingerprint == other.fingerprint
 
 
 def test_two_ranks_and_a_kill_end_in_the_unbroken_cache(
@@ -507,9 +296,6 @@ def test_a_segment_damaged_before_the_commit_is_not_committed(
     artifact = run_capture(config_of(target_folder, tmp_path), store, store.resolve("answers", "tiny_words"))
     assert artifact is not None
     assert same_contents(artifact.manifest, made.manifest)
-
-
-# --- late ranks and damaged answers
 
 
 def test_a_flipped_byte_in_the_answers_is_refused_by_name(target_folder: Path, tmp_path: Path) -> None:
