@@ -44,11 +44,19 @@ def empty_model(folder: Path, cfg: TargetConfig) -> Any:
 
 
 def auto_class(config: Any) -> Any:
-    """transformers' class that loads the whole model of ``config``, which is a text model or a multimodal one."""
+    """transformers' class that loads the whole model of ``config``, which is a text model or a multimodal one.
+
+    Raises ``ConfigError`` naming the type of a model that does not continue text.
+    """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     is_multimodal = type(config) in AutoModelForImageTextToText._model_mapping
     is_text = type(config) in AutoModelForCausalLM._model_mapping
+    if not (is_text or is_multimodal or getattr(config, "auto_map", None)):
+        raise ConfigError(
+            f"target.path={config.name_or_path}: expected a model that continues text, but transformers has no such "
+            f"class for model_type={config.model_type}"
+        )
     return AutoModelForImageTextToText if is_multimodal and not is_text else AutoModelForCausalLM
 
 
@@ -58,6 +66,7 @@ def check_usable(model: Any, folder: Path) -> None:
         "a decoder with layers": hasattr(model.get_decoder(), "layers"),
         "a head": getattr(model.get_output_embeddings(), "weight", None) is not None,
         "a final norm": bool(_norms(model)),
+        "attention heads": hasattr(text_config(model.config), "num_attention_heads"),
     }
     lacking = [name for name, is_there in found.items() if not is_there]
     if lacking:

@@ -24,6 +24,7 @@ from pipeline.store.work import WorkShare, begin_once, commit_once
 from pipeline.target.files import eos_ids, read_config
 from pipeline.target.model import Target
 from stages.cache.answers_job import (
+    NO_EMBEDDING,
     AnswersJob,
     Talk,
     prepare,
@@ -201,6 +202,9 @@ def given_unit(
         if isinstance(given, Rejection):
             counts[f"rejected/{given.reason}"] += 1
             continue
+        if not all(job.embeds([*turn.prompt_ids, *turn.answer_ids]) for turn in given):
+            counts[f"rejected/{NO_EMBEDDING}"] += 1
+            continue
         for turn in given:
             rows.append(
                 _row(job, prompt, turn.turn, turn.prompt_ids, turn.answer_ids, "given", turn.messages)
@@ -214,6 +218,8 @@ def _request(job: AnswersJob, engine: AnswerSource, history: list[Message]) -> A
         ids = render_prompt(job.tokenizer, history, job.config.target.thinking)
     except TemplateRefusal:
         return Rejection("refused_by_template")
+    if not job.embeds(ids):
+        return Rejection(NO_EMBEDDING)
     room = job.settings.max_new_tokens if engine.context is None else engine.context - len(ids)
     if room < 1:
         return Rejection("prompt_too_long")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from stages.cache.source import (
     left_out,
 )
 
+NO_EMBEDDING = "token_without_embedding"  # why a row is rejected
+
 
 @dataclass(frozen=True)
 class AnswersJob:
@@ -36,6 +39,11 @@ class AnswersJob:
     asked: list[TrainingPrompt]  # the prompts whose answers the cache will hold: never a benchmark's
     settings: Settings | None  # None: given answers
     fingerprint: str
+    embedding_rows: int  # ids from here on have no embedding, although the tokenizer may know them
+
+    def embeds(self, ids: Sequence[int]) -> bool:
+        """Whether the target has an embedding for every one of ``ids``."""
+        return max(ids) < self.embedding_rows
 
     @property
     def units(self) -> dict[str, list[TrainingPrompt]]:
@@ -48,7 +56,7 @@ def prepare(config: Config) -> AnswersJob:
     """Check the config, read the prompts and identify the target; raises ``ConfigError`` naming the key."""
     given = config.answers.source == "given"
     folder = locate(config.target)
-    empty_model(folder, config.target)  # a model that cannot be a target is refused before any answer
+    model = empty_model(folder, config.target)  # a model that cannot be a target is refused before any answer
     tokenizer = load_tokenizer(folder, config.target)
     if not tokenizer.chat_template:
         raise ConfigError(f"target.path={folder}: its tokenizer has no chat template")
@@ -58,8 +66,9 @@ def prepare(config: Config) -> AnswersJob:
         raise ConfigError(f"data: no prompt to answer; read {prompts.read}, rejected {prompts.rejected}")
     settings = None if given else _settings(config, folder)
     return AnswersJob(
-        config, folder, tokenizer, prompts, asked, settings, _fingerprint(config, folder, prompts, settings)
-    )
+        config, folder, tokenizer, prompts, asked, settings, _fingerprint(config, folder, prompts, settings),
+        len(model.get_input_embeddings().weight),
+    )  # fmt: skip
 
 
 @dataclass

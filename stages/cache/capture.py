@@ -33,7 +33,15 @@ from pipeline.target.group import TargetGroup
 from pipeline.target.model import States, Target
 from pipeline.target.tensors import check_same, load_tensors
 from stages.cache.forecast import free_bytes, spec_of
-from stages.cache.plan import COLUMNS, CapturePlan, PlannedSample, plan_batches, plan_capture, print_plan
+from stages.cache.plan import (
+    COLUMNS,
+    CapturePlan,
+    PlannedSample,
+    check_positions,
+    plan_batches,
+    plan_capture,
+    print_plan,
+)
 
 STORED = (
     "max_length",
@@ -77,6 +85,7 @@ def _run(config: Config, store: Store, answers: Artifact, group: TargetGroup | N
     rows = read_answers(answers.path, COLUMNS)
     _check_thinking(rows, config.target.thinking, answers)
     plan = plan_capture(rows, config.capture, spec.vocab_size)
+    check_positions(plan, getattr(model, "max_position_embeddings", None))
     if config.plan:
         print_plan(plan, spec, store.root, folder, config)
         return None

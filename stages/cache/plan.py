@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data_specs.target_cache import SPLITS, CacheError, CacheSpec, segment_bytes
-from pipeline.config import CaptureConfig, Config
+from pipeline.config import CaptureConfig, Config, ConfigError
 from pipeline.console import duration, size, table
 from pipeline.states.samples import plan_segments
 from stages.cache.forecast import expected_seconds, free_bytes
@@ -48,7 +48,7 @@ def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> Cap
     """Samples of the answers ``rows`` by (key, turn), truncated to ``max_length``, and their segments.
 
     Left out, and counted by reason: rows of the benchmark split, rows without a supervised token after the
-    truncation. Raises ``CacheError`` naming a row whose ids the target's embedding does not have.
+    truncation, rows with an id that the target's embedding does not have. Raises ``CacheError`` if no row is left.
     """
     rows = rows.combine_chunks()
     order = sorted(zip(rows["key"].to_pylist(), rows["turn"].to_pylist(), range(len(rows)), strict=True))
@@ -60,12 +60,10 @@ def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> Cap
         ids = torch.cat([torch.from_numpy(part).long() for part in (prompt.copy(), answer.copy())])
         mask = torch.arange(len(ids)) >= len(prompt)
         split = rows["split"][row].as_py()
-        reason = _reject(split, mask[: capture.max_length])
+        reason = _reject(split, ids, mask[: capture.max_length], vocab_size)
         if reason:
             left_out[reason] += 1
             continue
-        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-            raise CacheError(f"sample {key}:{turn}: expected ids below {vocab_size}, got {int(ids.max())}")
         truncated += len(ids) > capture.max_length
         samples.append(
             PlannedSample(f"{key}:{turn}", split, ids[: capture.max_length], mask[: capture.max_length])
@@ -74,6 +72,16 @@ def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> Cap
         raise CacheError(f"no sample to cache: {len(rows)} answers read, left out: {dict(left_out)}")
     segments = plan_segments([len(sample.input_ids) for sample in samples], capture.segment_tokens)
     return CapturePlan(samples, segments, truncated, dict(sorted(left_out.items())))
+
+
+def check_positions(plan: CapturePlan, positions: int | None) -> None:
+    """Raise ``ConfigError`` naming the longest sample of ``plan`` if it exceeds the target's ``positions``."""
+    longest = max(plan.samples, key=lambda sample: len(sample.input_ids))
+    if positions is not None and len(longest.input_ids) > positions:
+        raise ConfigError(
+            f"capture.max_length: sample {longest.key} has {len(longest.input_ids)} tokens, but the target has "
+            f"{positions} positions: set capture.max_length={positions} to cut longer samples"
+        )
 
 
 def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
@@ -86,10 +94,12 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     return batches
 
 
-def _reject(split: str, mask: Tensor) -> str | None:
+def _reject(split: str, ids: Tensor, mask: Tensor, vocab_size: int) -> str | None:
     """Why a row is not cached, or None. The first token is nobody's label."""
     if split not in SPLITS:
         return f"split {split}"
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        return f"id outside the target's {vocab_size} embedding rows"
     return None if bool(mask[1:].any()) else "no supervised token"
 
 

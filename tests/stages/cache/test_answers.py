@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tiny
 from tiny_answers import TEXTS, Refusing, Scripted, config, files, kill_after, many, run
+from transformers import AutoTokenizer
 
 from data_specs.answers import read_answers
 from pipeline.config import (
@@ -17,6 +18,23 @@ from pipeline.store.artifacts import Store
 from stages.cache import answers, answers_plan
 from stages.cache.answers import run_answers
 from stages.cache.answers_job import prepare
+
+
+@pytest.mark.parametrize("source", ["hf", "given"])
+def test_a_token_without_an_embedding_rejects_its_row_only(tmp_path: Path, store: Store, source: str) -> None:
+    """The tokenizer knows a token for which the model has no row: the whole run ended in an index error."""
+    folder = tiny.save_target(tmp_path / "target", vocab_size=264)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<extra{i}>" for i in range(10)])
+    tokenizer.save_pretrained(folder)
+    answer = [{"role": "assistant", "content": "yes"}] if source == "given" else []
+    rows = [
+        {"messages": [{"role": "user", "content": text}, *answer]} for text in ("say <extra9> now", "hello")
+    ]
+    cfg = config(tmp_path, folder, rows, answers={"source": source}, data={"heldout": 0.0})
+    made = run_answers(cfg, store)
+    assert made is not None and made.manifest.counts["rows"] == 1
+    assert made.manifest.counts["rejected"] == {"token_without_embedding": 1}
 
 
 def test_answers_are_made_once(

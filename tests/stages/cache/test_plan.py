@@ -5,11 +5,12 @@ import pytest
 from tiny_capture import ROWS, answers_of, config_of, plan_of, row_of, run
 
 from data_specs.target_cache import CacheError
+from pipeline.config import ConfigError
 from pipeline.store.artifacts import Store
 from pipeline.target.model import Target
 from stages.cache import forecast
 from stages.cache.capture import run_capture
-from stages.cache.plan import plan_batches
+from stages.cache.plan import check_positions, plan_batches
 
 
 def test_rows_without_a_supervised_token_are_left_out_and_counted() -> None:
@@ -37,9 +38,21 @@ def test_the_plan_does_not_depend_on_the_order_of_the_answers() -> None:
     assert plan.segments == other.segments == [[0, 1], [2, 3], [4], [5], [6]]
 
 
-def test_an_id_that_the_target_does_not_have_is_named() -> None:
-    with pytest.raises(CacheError, match="sample 0000.*:0: expected ids below 272, got 272"):
+def test_a_row_with_an_id_that_the_target_has_no_embedding_for_is_left_out() -> None:
+    """The tokenizer may know more tokens than the model has rows; one such row must not stop the others."""
+    plan = plan_of([row_of(0, 3, 3, answer_ids=[1, 272]), row_of(1, 3, 3)])
+    assert [sample.key[:2] for sample in plan.samples] == ["01"]
+    assert list(plan.left_out.values()) == [1]
+    with pytest.raises(CacheError, match="272"):
         plan_of([row_of(0, 3, 3, answer_ids=[1, 272])])
+
+
+def test_a_sample_beyond_the_targets_positions_is_named() -> None:
+    plan = plan_of([row_of(0, 3, 3), row_of(1, 10, 5)])
+    for positions in (None, 15):
+        check_positions(plan, positions)
+    with pytest.raises(ConfigError, match=r"capture.max_length.*01.*15 .*14"):
+        check_positions(plan, 14)
 
 
 def test_nothing_to_cache_is_an_error() -> None:
