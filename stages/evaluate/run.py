@@ -53,7 +53,7 @@ from pipeline.store.work import WorkShare, commit_once
 from pipeline.target.files import load_tokenizer
 from pipeline.target.model import Target
 from pipeline.target.tensors import TargetTensors, check_same, load_tensors
-from stages.evaluate import sweeping
+from stages.evaluate import sweep
 from stages.evaluate.report import show, write_report
 
 FILES = (
@@ -160,7 +160,7 @@ def _evaluate(
 
 def _more_rounds(config: Config, job: EvaluationJob) -> list[str]:
     """The folders of rounds other than those of the benchmarks."""
-    return [HELDOUT_ROUNDS] * (job.calibration is not None) + sweeping.folders() * config.evaluate.sweep
+    return [HELDOUT_ROUNDS] * (job.calibration is not None) + sweep.folders() * config.evaluate.sweep
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def _decode(
         speaker = calibrate.calibrated(speaker, made)
     answer(ROUNDS, speaker, prompts)
     if config.evaluate.sweep:
-        sweeping.decode_changed(work.path, speaker, prompts, answer)
+        sweep.decode_changed(work.path, speaker, prompts, answer)
 
 
 def _sections(config: Config, work: Work, job: EvaluationJob, speaker: Speaker) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _sections(config: Config, work: Work, job: EvaluationJob, speaker: Speaker) 
         speaker = calibrate.calibrated(speaker, made)
         sections["calibration"] = calibrate.summary(made, rounds)
     if config.evaluate.sweep:
-        sections["sweep"] = sweeping.section(work.path, speaker)
+        sections["sweep"] = sweep.section(work.path, speaker)
     if config.evaluate.profile:
         sections["profile"] = profiling.obtain(work.path, speaker, config.evaluate, config.target.name)
     return sections
