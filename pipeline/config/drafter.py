@@ -65,7 +65,7 @@ class DrafterConfig:
     num_taps: Natural | None = None  # taps of the cache that are read, spread evenly; None: all
     sliding_window: Count | None = None  # positions of the context that the draft attends to; None: all
     # rotary settings of the draft as in config.json (rope_type, factor, ...); None: the target's
-    rope_scaling: dict[str, Any] | None = None
+    rope_scaling: Any = None  # a dict: OmegaConf lets nobody set a typed one from the command line
     # the draft proposes only this many tokens, the most frequent ones of the cache; None: all
     vocab_size: Annotated[int, at_least(2)] | None = None
     sample_from_anchor: bool = True  # false: 1+N fill-in, slot k drafts the token at its own position
@@ -107,11 +107,11 @@ class DrafterConfig:
         yield from self._contradictions_in_rope()
 
     def _contradictions_in_rope(self) -> Iterator[str]:
-        kind = (self.rope_scaling or {"rope_type": "default"}).get("rope_type")
+        kind = dict(self.rope_scaling or {"rope_type": "default"}).get("rope_type")
         if kind not in ROPE_TYPES:
             yield f"drafter.rope_scaling.rope_type={kind}: expected one of {', '.join(ROPE_TYPES)}"
         for name in ROPE_TYPES.get(str(kind), ()):
-            if name not in (self.rope_scaling or {}):
+            if name not in (self.rope_scaling or ()):
                 yield f"drafter.rope_scaling.{name}: expected a value, because rope_type={kind} needs it"
 
     def _contradictions_in_heads(self) -> Iterator[str]:

@@ -109,7 +109,7 @@ def draft_config(
     family, kind = FAMILIES[family_of(drafter, target)], ALGORITHMS[drafter.algorithm]
     shared = {key: getattr(target, key) for key in SHARED if getattr(target, key, None) is not None}
     shared |= family.config_fields(target, drafter.depth, drafter.sliding_window)
-    if drafter.rope_scaling is not None:
+    if drafter.rope_scaling:
         shared |= _scaled_positions(shared, dict(drafter.rope_scaling))
     own: dict[str, Any] = {
         "architectures": [FILL_IN if _is_fill_in(drafter) else f"{family.NAME}{kind.NAME}Model"],

@@ -26,6 +26,11 @@ from pipeline.config import Config, ConfigError, check
         (["capture.shard_tokens=100"], ["capture.shard_tokens=100", "capture.chunk_tokens=128"]),
         (["deepspeed=zero0", "deepspeed.offload_optimizer=true"], ["deepspeed.offload_optimizer"]),
         (["drafter.sliding_window=6"], ["drafter.sliding_window=6", "drafter.block_size=7"]),
+        (
+            ["drafter.rope_scaling={rope_type: yrn, factor: 4.0}"],
+            ["drafter.rope_scaling.rope_type=yrn", "yarn"],
+        ),
+        (["drafter.rope_scaling={rope_type: yarn}"], ["drafter.rope_scaling.factor", "yarn"]),
         (["drafter.num_taps=6"], ["drafter.num_taps=6", "target.num_taps"]),
         (["drafter.num_taps=0"], ["drafter.num_taps=0", "drafter.algorithm=dspark"]),
         (
