@@ -153,7 +153,8 @@ class Setup:
         """All that decides what comes out, for the fingerprint."""
         drafter, train = section(self.config.drafter), section(self.config.train)
         del drafter["loss"]["chunk_slots"]
-        if drafter["rope_scaling"] is None:  # drafts that were trained before this key existed stay the same ones
+        # A draft that was trained before this key existed stays the same one.
+        if drafter["rope_scaling"] is None:
             del drafter["rope_scaling"]
         source = self.config.drafter.init.draft
         if source is not None:  # what it holds counts, not where it lies
