@@ -109,6 +109,11 @@ LIMITS = (
         "it leaves out such a scaling of the rotary positions (rope_parameters.rope_type)",
         "export=vllm or export=llama_cpp",
     ),
+    Limit(
+        ("llama_cpp",), lambda f: f.rope == "dynamic",
+        "its converter leaves out dynamic rotary positions (rope_parameters.rope_type)",
+        "export=vllm, or train with drafter.rope_scaling={rope_type: yarn, factor: ...}",
+    ),
     Limit(("mlx",), _eagle3, "it has no Eagle3", "train drafter=dspark with drafter.markov_rank=64, or export=vllm"),
     Limit(
         ("vllm", "sglang", "llama_cpp", "speculators"), lambda f: _eagle3(f) and f.family == "gemma4",

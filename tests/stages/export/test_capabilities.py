@@ -33,6 +33,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 OTHERS = [
     ("dspark_gemma4", {"draft_vocab_size": 89}, "vllm", "no reduced vocabulary", "drafter.vocab_size=null"),
     ("dspark", {"final_logit_softcapping": 30.0}, "sglang", "does not cap the logits", "export=mlx"),
+    ("dspark", {"rope_parameters": YARN | {"rope_type": "dynamic"}}, "llama_cpp", "rope_type", "export=vllm"),
     ("dspark", {"rope_parameters": YARN}, "mlx", "such a scaling of the rotary positions", "export=vllm"),
     (
         "dflash_fill_in",
