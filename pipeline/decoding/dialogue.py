@@ -17,7 +17,7 @@ from pipeline.decoding.single import Decoded, Round, decode
 from pipeline.drafts.base import Draft
 from pipeline.prompts.benchmarks import Prompt
 from pipeline.prompts.chat import render_prompt
-from pipeline.prompts.replies import split_reasoning
+from pipeline.prompts.replies import reply_message
 from pipeline.prompts.template import TemplateRefusal
 from pipeline.target.model import Target
 
@@ -154,6 +154,7 @@ class Dialogue:
         self._history: list[dict[str, Any]] = []
         self._left = list(prompt.messages)
         self._turn = -1
+        self._asked: list[int] = []  # ids of the turn that is being answered
 
     def ask(self) -> Turn | None:
         """The next turn; None where there is no other, or the target's context cannot hold it."""
@@ -163,6 +164,7 @@ class Dialogue:
                 continue
             self._turn += 1
             ids = self.speaker.render(self.prompt, self._history)
+            self._asked = ids
             limit = min(self.speaker.max_new_tokens, self.speaker.room(ids))
             if limit < 1:
                 self._left.clear()
@@ -177,9 +179,12 @@ class Dialogue:
             self.follow(decoded.answer)
 
     def follow(self, answer: list[int]) -> None:
-        """Later turns follow ``answer``."""
-        text = self.speaker.tokenizer.decode(answer, skip_special_tokens=True)
-        self._history.append(split_reasoning(text))
+        """Later turns follow ``answer``; there are none where it was cut inside its reasoning."""
+        message = reply_message(self.speaker.tokenizer, self._asked, answer)
+        if message is None:
+            self._left.clear()
+        else:
+            self._history.append(message)
 
 
 def _rows(prompt: Prompt, turn: int, mode: str, decoded: Answered) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ import torch
 
 from data_specs.manifest import read_json
 from pipeline.config import ConfigError, TargetConfig
+from pipeline.prompts.template import end_of_turn
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TEXT_FILES = (
@@ -159,16 +160,29 @@ def logit_scale(config: Any) -> float:
 
 
 def eos_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end an answer, from the generation config or else from the config.
+    """The ids that end an answer by the generation config and the config, in this order, each once.
 
     Both may hold one id or a list. Raises ``ConfigError`` if neither holds any.
     """
     values = [read_json(folder / name) for name in TEXT_FILES[1::-1] if (folder / name).is_file()]
-    for value in [*values, *(v["text_config"] for v in values if isinstance(v.get("text_config"), dict))]:
-        eos = value.get("eos_token_id")
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, list) else (int(eos),)
-    raise ConfigError(f"{folder}: expected eos_token_id in generation_config.json or config.json, found none")
+    values += [value["text_config"] for value in values if isinstance(value.get("text_config"), dict)]
+    named = [value["eos_token_id"] for value in values if value.get("eos_token_id") is not None]
+    if not named:
+        raise ConfigError(
+            f"{folder}: expected eos_token_id in generation_config.json or config.json, found none"
+        )
+    return tuple(dict.fromkeys(int(i) for eos in named for i in (eos if isinstance(eos, list) else [eos])))
+
+
+def end_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends an answer: ``eos_ids``, the tokenizer's own, and the end of turn that its template writes.
+
+    A generation config may name <|endoftext|> alone, while the target ends its turns with <|im_end|>.
+    """
+    ends = [tokenizer.eos_token_id]
+    if tokenizer.chat_template and (end := end_of_turn(tokenizer)) is not None:
+        ends.append(tokenizer.convert_tokens_to_ids(end))
+    return tuple(dict.fromkeys([*eos_ids(folder), *(end for end in ends if end is not None)]))
 
 
 def default_taps(num_layers: int, num_taps: int) -> list[int]:

@@ -22,6 +22,7 @@ from pipeline.target.files import (
     checked_taps,
     device_of,
     dtype_of,
+    end_ids,
     eos_ids,
     identity,
     logit_scale,
@@ -69,7 +70,7 @@ class Target:
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
         self.dtype: torch.dtype = self.model.dtype
         self.device: torch.device = self.model.device
-        self.eos = eos_ids(folder)
+        self.eos = _ends(folder)
         kinds = _cache_kinds(self.model.config)
         # What a convolution or a recurrent state holds cannot be taken back token by token.
         self.rewinds: bool = self.model._is_stateful or not kinds.isdisjoint(STATES)
@@ -223,6 +224,18 @@ def _cache_kinds(config: Any) -> set[str]:
     from transformers import DynamicCache
 
     return {type(layer).__name__ for layer in DynamicCache(config=config).layers}
+
+
+def _ends(folder: Path) -> tuple[int, ...]:
+    """Ids that end an answer; a folder without a tokenizer (of weights alone) has those of its configs."""
+    from transformers import AutoTokenizer
+
+    if not (folder / "tokenizer_config.json").is_file():
+        return eos_ids(folder)
+    try:
+        return end_ids(folder, AutoTokenizer.from_pretrained(folder))
+    except ValueError:  # The tokenizer has code of its own, which only ``target.trust_remote_code`` may run.
+        return eos_ids(folder)
 
 
 def shape_logits(logits: Tensor, config: Any) -> Tensor:

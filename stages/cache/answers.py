@@ -21,7 +21,7 @@ from pipeline.prompts.template import TemplateRefusal
 from pipeline.ranks import is_main, world_size
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
-from pipeline.target.files import eos_ids, read_config
+from pipeline.target.files import end_ids, read_config
 from pipeline.target.model import Target
 from stages.cache.answers_job import (
     NO_EMBEDDING,
@@ -241,6 +241,8 @@ def _record_reply(
     talk.rows.append(
         _row(job, talk.prompt, turn, reply.prompt_ids, reply.answer_ids, reply.finish_reason, talk.history)
     )
+    if reply.is_cut_in_reasoning and turn + 1 < len(talk.questions):
+        _end(talk, Rejection("cut_in_reasoning"), counts)
     counts["retokenized"] += reply.retokenized
     counts["prompt_ids_differ_from_template"] += (
         reply.prompt_ids != request.prompt_ids and not reply.retokenized
@@ -316,7 +318,7 @@ def _engine(job: AnswersJob) -> AnswerSource:
 
     rows = read_config(job.folder, target).vocab_size
     engine = OpenAIEngine(
-        answers.openai, job.settings, job.tokenizer, target.thinking, eos_ids(job.folder), rows
+        answers.openai, job.settings, job.tokenizer, target.thinking, end_ids(job.folder, job.tokenizer), rows
     )
     if is_main():
         say(f"answers: {engine.model} at {', '.join(engine.urls)}")

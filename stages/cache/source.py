@@ -51,7 +51,8 @@ class AnswerRequest:
 class AnswerReply:
     """What the target said: ids of prompt and answer, why it ended, and the answer as a message.
 
-    ``retokenized``: the engine gave text only, and the ids were made from it.
+    ``retokenized``: the engine gave text only, and the ids were made from it. ``is_cut_in_reasoning``: there is no
+    answer yet that a later turn could follow.
     """
 
     prompt_ids: list[int]
@@ -59,6 +60,7 @@ class AnswerReply:
     finish_reason: str
     message: Message
     retokenized: bool = False
+    is_cut_in_reasoning: bool = False
 
 
 @dataclass(frozen=True)

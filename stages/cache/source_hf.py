@@ -12,7 +12,7 @@ from pipeline.config import ConfigError
 from pipeline.decoding.batched import Engine
 from pipeline.decoding.sampling import Sampler
 from pipeline.decoding.steps import Request
-from pipeline.prompts.replies import split_reasoning
+from pipeline.prompts.replies import reply_message
 from pipeline.prompts.rows import Rejection
 from pipeline.target.model import Target
 from pipeline.target.ragged import supports
@@ -74,8 +74,11 @@ class HfEngine:
 
     def _reply(self, request: AnswerRequest, ids: list[int]) -> AnswerReply:
         ended = ids[-1] in self.target.eos
-        text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
-        return AnswerReply(request.prompt_ids, ids, "stop" if ended else "length", split_reasoning(text))
+        said = ids[:-1] if ended else ids
+        message = reply_message(self.tokenizer, request.prompt_ids, said)
+        text = {"role": "assistant", "content": self.tokenizer.decode(said)} if message is None else message
+        finish = "stop" if ended else "length"
+        return AnswerReply(request.prompt_ids, ids, finish, text, is_cut_in_reasoning=message is None)
 
 
 def check_settings(settings: Settings) -> None:

@@ -169,7 +169,8 @@ class OpenAIEngine:
                 f"{url}: an answer has token id {top}, but the target has {self.vocab_size} ids: "
                 "does it serve another model?"
             )
-        return AnswerReply(prompt_ids or request.prompt_ids, ids, reason, message)
+        cut = reason == "length" and not message["content"] and "reasoning_content" in message
+        return AnswerReply(prompt_ids or request.prompt_ids, ids, reason, message, is_cut_in_reasoning=cut)
 
     def _from_text(self, request: AnswerRequest, message: Message, reason: str) -> AnswerReply | Rejection:
         """Ids from the text, with the end of turn exactly where the target ended there.

@@ -7,7 +7,7 @@ import tiny
 
 from data_specs.evaluation import SCHEMA
 from pipeline.config import ConfigError, TargetConfig
-from pipeline.decoding.dialogue import Speaker
+from pipeline.decoding.dialogue import Dialogue, Speaker
 from pipeline.decoding.sampling import Sampler
 from pipeline.prompts.benchmarks import Prompt
 from pipeline.prompts.chat import render_prompt
@@ -93,3 +93,19 @@ def test_a_template_that_refuses_names_the_prompt(speaker):
 
 def test_warm_up_measures_plain_tokens(speaker):
     assert 0 < speaker.warm_up(PROMPT) < 5
+
+
+def test_an_answer_that_was_cut_inside_its_reasoning_ends_the_dialogue(speaker):
+    dialogue = Dialogue(speaker, PROMPT)
+    assert dialogue.ask().number == 0
+    dialogue.follow(speaker.tokenizer("<think>\nhm", add_special_tokens=False)["input_ids"])
+    assert dialogue.ask() is None
+
+
+def test_the_history_tells_reasoning_and_answer_apart(speaker):
+    """Without its marks the reasoning would run into the answer."""
+    dialogue = Dialogue(speaker, PROMPT)
+    assert dialogue.ask().number == 0
+    dialogue.follow(speaker.tokenizer("<think>\nhm\n</think>\n\nyes", add_special_tokens=False)["input_ids"])
+    asked = speaker.tokenizer.decode(dialogue.ask().ids)
+    assert "<|im_start|>assistant\nyes<|im_end|>" in asked and "hm" not in asked

@@ -3,11 +3,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tiny
 from safetensors.torch import load_file, save_file
 
 from pipeline.config import ConfigError
 from pipeline.target import files as targets
-from pipeline.target.files import default_taps, eos_ids, identity
+from pipeline.target.files import default_taps, end_ids, eos_ids, identity
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,8 @@ def test_identity_notices_weights_written_over_the_old_ones(target_folder: Path,
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
-        ({"eos_token_id": [7, 8]}, {"eos_token_id": 1}, (7, 8)),
-        ({"eos_token_id": 7}, {"eos_token_id": 1}, (7,)),
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": 1}, (7, 8, 1)),
+        ({"eos_token_id": 7}, {"eos_token_id": 7}, (7,)),
         ({}, {"eos_token_id": 1}, (1,)),
         (None, {"text_config": {"eos_token_id": [3, 4]}}, (3, 4)),
     ],
@@ -70,3 +71,10 @@ def test_no_eos_anywhere_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="eos_token_id"):
         eos_ids(tmp_path)
+
+
+def test_the_end_of_a_turn_ends_an_answer_whatever_the_generation_config_says(tmp_path: Path) -> None:
+    """<|im_end|> (258) is what the template writes; the generation config names <|endoftext|> (256) alone."""
+    folder = tiny.save_target(tmp_path / "target", eos_token_id=256)
+    assert eos_ids(folder) == (256,)
+    assert set(end_ids(folder, tiny.tokenizer())) == {256, 258}
