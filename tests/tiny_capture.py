@@ -84,7 +84,7 @@ from pathlib import Path
 from pipeline.store.artifacts import Store
 from stages.cache import capture
 sys.path.insert(0, {tests!r})
-from test_capture import config_of
+from tiny_capture import config_of
 original = capture.write_segment
 def slow(*args):
     time.sleep({pause})
@@ -100,7 +100,7 @@ def start(target_folder: Path, root: Path, pause: float, rank: int = 0, ranks: i
         tests=str(Path(__file__).parent), root=str(root), target=str(target_folder), pause=pause
     )
     environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
 
 

@@ -126,7 +126,8 @@ class Engine:
             while queue or self._live:
                 self._refer()
                 self._admit(queue)
-                self._close_gaps()
+                if self.draft is None:  # A schedule and its simulation go by the order in which requests came.
+                    self._close_gaps()
                 yield from self._step()
 
     def _refer(self) -> None:
