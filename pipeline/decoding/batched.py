@@ -126,7 +126,9 @@ class Engine:
             while queue or self._live:
                 self._refer()
                 self._admit(queue)
-                if self.draft is None:  # A schedule and its simulation go by the order in which requests came.
+                if (
+                    self.draft is None
+                ):  # A schedule and its simulation go by the order in which requests came.
                     self._close_gaps()
                 yield from self._step()
 
