@@ -1,6 +1,8 @@
 """The one import direction: data_specs <- pipeline <- stages <- pipeline/__main__.py."""
 
 import ast
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,31 @@ def test_no_pickle_and_no_remote_code() -> None:
     for path in SOURCES:
         assert "pickle" not in imports(path), path
         assert "trust_remote_code=True" not in path.read_text(), path
+
+
+MOST_LINES, MOST_MODULES, MOST_OF_EVALUATE = 400, 14, 6
+
+
+def test_no_file_is_long() -> None:
+    files = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def test_no_folder_is_a_library() -> None:
+    modules = Counter(
+        path.parent.relative_to(ROOT).as_posix() for path in SOURCES if path.name != "__init__.py"
+    )
+    assert {folder: count for folder, count in modules.items() if count > MOST_MODULES} == {}
+    assert modules["stages/evaluate"] <= MOST_OF_EVALUATE
+
+
+def test_no_import_circle() -> None:
+    """Also where one of the imports stands in a function."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in SOURCES}
+    graph = {}
+    for name, path in names.items():
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        found = {node.module for node in nodes} | {f"{n.module}.{a.name}" for n in nodes for a in n.names}
+        graph[name] = sorted(found & set(names))
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules

@@ -126,9 +126,7 @@ class Engine:
             while queue or self._live:
                 self._refer()
                 self._admit(queue)
-                if (
-                    self.draft is None
-                ):  # A schedule and its simulation go by the order in which requests came.
+                if self.draft is None:  # Schedules and their simulation go by the order of arrival.
                     self._close_gaps()
                 yield from self._step()
 
