@@ -1,6 +1,6 @@
 """Tokens a second of answers in process: the batched engine against padded batches, in one run.
 
-python benchmarks/answers.py [--target smollm2] [--dtype float32] [--prompts 48 128] [--pairs 3]
+python benchmarks/answers.py [--target smollm2] [--dtype float32] [--prompts 48 128] [--slots 16] [--pairs 3]
 
 Equal lengths: every answer is cut at 64 tokens. Different lengths: at most 384 tokens, and each answer ends where it
 ends. Both ways take turns in pairs, because a shared machine's speed drifts; the ratio is the median of the pairs'. All
@@ -76,6 +76,10 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2", help="a name of conf/target, or a folder")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompts", type=int, nargs="+", default=[48, 128])
+    parser.add_argument(
+        "--slots", type=int, help="answered at a time (answers.batch_size); all of them if not given"
+    )
+    parser.add_argument("--limits", type=int, nargs="+", default=[64, 384], help="new tokens at most")
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
     config = replace(_target(args.target), dtype=args.dtype)
@@ -83,9 +87,9 @@ def main() -> None:
     tokenizer = load_tokenizer(target.folder, config)
     prompts = [prompt for name in NAMES for prompt in load_prompts(load_benchmark(name))]
     rows = []
-    for limit in (64, 384):
+    for limit in args.limits:
         for count in args.prompts:
-            engine = HfEngine(target, tokenizer, Settings(limit, 0.0), count)
+            engine = HfEngine(target, tokenizer, Settings(limit, 0.0), args.slots or count)
             ids = [render_prompt(tokenizer, prompt.messages[:1], None) for prompt in prompts[:count]]
             requests = [AnswerRequest([], one, limit) for one in ids]
             engine.answer(requests[:2], 0, lambda tokens: None)  # warms up
