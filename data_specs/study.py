@@ -3,7 +3,7 @@
     steps/<unit>.parquet   every step of the engine in one unit of work, and of the timings around it
     times/<unit>.parquet   every request of the unit; written last: a unit without it is not done
     pool.parquet           recorded answers, position by position: what simulations replay
-    study.json  study.md  *.png      made from them by stages/study/result.py and study_report.py
+    study.json  study.md  *.png      made from them by stages/study/result.py and report.py
 
 A unit is ``c<concurrency>-<policy>-<repeat>``. ``part`` of a step says which run it belongs to: ``before`` and
 ``after`` time the machine just before and after the ``point``. Seconds are since the run began.

@@ -1,4 +1,4 @@
-"""Small contents of summary.json and study.json with unusual numbers, for the tests of the pages."""
+"""Small contents of summary.json, study.json and comparison.json with unusual numbers, for the tests of the pages."""
 
 
 def told(value, spread=0.1):
@@ -93,7 +93,9 @@ def full(**changes):
 
 def run(policy, concurrency, scale=1.0, **more):
     figures = {
-        "throughput": scale * 11.7 * concurrency**0.5,
+        "tokens": 96.0, "seconds": 12.5, "steps": 40.0, "steady": None, "requests": float(concurrency),
+        "accepted_length": 1.0 if policy == "plain" else 2.25, "ttft_p50": 0.29, "prefill_share": 0.05,
+        "idle_share": 0.04, "throughput": scale * 11.7 * concurrency**0.5,
         "speed_p50": scale * 11.7 / concurrency**0.5, "speed_p95": 3.3,
         "speed": scale * 11.5 / concurrency**0.5,
         "ttft_p95": 0.71, "budget": 1.0 if policy == "plain" else 6.1 / concurrency,
@@ -115,7 +117,8 @@ def study():
     return {
         "facts": {
             "draft": "tiny_dspark", "target": "tiny", "policies": list(policies), "sampler": {"temperature": 0.0},
-            "calibrated": True,
+            "calibrated": True, "benchmarks": ["zeta", "alpha"], "max_new_tokens": 48, "device": "cpu",
+            "dtype": "float32", "drafts": 7, "threshold": 0.5, "seed": 0, "notes": {"h100": "computed"}, "prompts": 4,
         },
         "real": real, "simulated": [*own, *closed, *arriving],
         "prediction": [{"policy": "fixed_7", "concurrency": 2, "real": 16.5, "simulated": 17.1, "error": 0.6 / 16.5}],
@@ -129,4 +132,50 @@ def study():
             "against": ["fixed_7"], "shortfall": 0.0123, "limit": 0.02, "holds": True, "budgets": [[1, 6.1], [64, 0.1]],
             "budget_falls": True, "same_load": 0.0345, "plain_ahead_from": 2048,
         }}},
+    }  # fmt: skip
+
+
+def even(value, spread=0.1):
+    return {"value": value, "interval": None if value is None else [value - spread, value + spread]}
+
+
+def comparison():
+    """A comparison.json of two drafters on two benchmarks, with one figure."""
+    lengths = {"dspark": even(2.0), "mtp": even(1.5)}
+    ratios = {"dspark": even(1.0, 0.0), "mtp": even(0.75, 0.05)}
+    row = {"prompts": 4, "accepted_length": lengths, "ratio": ratios}
+    speed = {
+        "acceptance_rate": even(0.3), "drafted_length": even(7.0), "draft_ms": even(4.0), "verify_ms": even(40.0),
+        "tokens_per_second": even(20.0), "speedup": even(1.5),
+    }  # fmt: skip
+    variants = {
+        name: {
+            "overrides": [f"drafter={name}"], "draft": f"t_{name}:v0", "evaluation": f"t_{name}:v1", "steps": 9,
+            "trainable": 12_345, "heldout_length": 1.987,
+        }
+        for name in ("dspark", "mtp", "dspark_block4")
+    }  # fmt: skip
+    block = {
+        "title": "Fig. 4: accepted length by block size", "key": "drafter.block_size", "values": [4, 8],
+        "drafters": ["dspark"], "prompts": 3, "accepted_length": {"dspark": [even(1.8), even(2.0)]},
+        "variants": {"dspark": ["dspark_block4", "dspark"]},
+        "latency": {"dspark": [
+            {"draft_ms": 5.04, "parallel_ms": 4.0, "share": 0.2},
+            {"draft_ms": 8.0, "parallel_ms": 4.0, "share": 0.5},
+        ]},
+    }  # fmt: skip
+    return {
+        "facts": {
+            "target": "t", "cache": "t_chat:v0", "steps": 9, "global_batch": 4, "anchors": 5, "seed": 0,
+            "sampler": {"temperature": 0.0}, "max_new_tokens": 64, "device": "cpu", "dtype": "bfloat16",
+        },
+        "table": {
+            "drafters": ["dspark", "mtp"], "order": ["zeta", "alpha", "macro average"], "prompts": 8,
+            "rows": {"alpha": row, "zeta": row, "macro average": row | {"prompts": 8}},
+            "conditional": {"dspark": [even(0.9), even(0.8), even(None)], "mtp": [even(0.7)]},
+            "speed": {"dspark": speed, "mtp": speed | {"speedup": even(None)}},
+            "variants": {"dspark": "dspark", "mtp": "mtp"},
+        },
+        "figures": {"block": block}, "figure_order": ["block"], "variants": variants,
+        "order": ["dspark", "mtp", "dspark_block4"],
     }  # fmt: skip

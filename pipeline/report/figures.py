@@ -139,10 +139,14 @@ def sampling(facts: dict[str, Any]) -> str:
     return f"sampler: {sampler}; at most {facts['max_new_tokens']} new tokens; thinking {facts['thinking']}"
 
 
-def overview(groups: Sequence[tuple[str, Sequence[dict[str, Any]]]], labels: Sequence[str]) -> list[Drawing]:
-    """Accepted length and speedup of (name, metrics of each of ``labels``); a figure without any value is left out."""
+def overview(
+    groups: Sequence[tuple[str, Sequence[dict[str, Any]]]],
+    labels: Sequence[str],
+    keys: Sequence[str] = ("accepted_length", "speedup"),
+) -> list[Drawing]:
+    """The metrics ``keys`` of (name, metrics of each of ``labels``); a metric without any value is left out."""
     charts: list[Drawing] = []
-    for title, key, unit in DRAWN:
+    for title, key, unit in (drawn for drawn in DRAWN if drawn[1] in keys):
         found = [(name, [metrics[key] for metrics in each]) for name, each in groups]
         if any(figure["value"] is not None for _, each in found for figure in each):
             charts.append(Whiskers(title, found, labels, Axis(unit, least=1.0), at=1.0))

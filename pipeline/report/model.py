@@ -106,7 +106,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines with shaded intervals, and points, over two axes; ``diagonal``: with a line where both are equal."""
+    """Lines with shaded intervals, and points, over two axes.
+
+    ``diagonal``: with a line where both are equal. ``guides``: vertical lines at these places.
+    """
 
     title: str
     series: Sequence[Series]
@@ -114,6 +117,7 @@ class Lines:
     y: Axis
     diagonal: bool = False
     small: bool = False
+    guides: Sequence[float] = ()
 
 
 @dataclass(frozen=True)

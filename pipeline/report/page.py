@@ -72,8 +72,7 @@ def _page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Pa
 
 def study_page(study: dict[str, Any]) -> Page:
     """A serving study whose draft was not evaluated by itself."""
-    facts = study["facts"]
-    return Page(f"{facts['draft']} on {facts['target']}", serving.TITLE, [], [serving.serving(study)])
+    return Page(serving.title(study), serving.TITLE, [], [serving.serving(study)])
 
 
 def evaluation_sections(one: Evaluation) -> list[Section]:

@@ -143,6 +143,10 @@ def _lines(axes: Any, drawing: Lines) -> Texts:
     _scale(axes, "x", drawing.x, [p.x for p in points])
     _scale(axes, "y", drawing.y, heights)
     axes.grid(axis="y")
+    low, high = axes.get_xlim()
+    for place in drawing.guides:
+        if low <= place <= high:
+            axes.axvline(place, color=LIGHT["muted"], linewidth=1, linestyle=":")
     if drawing.diagonal:
         axes.plot([0, 1], [0, 1], transform=axes.transAxes, color=LIGHT["muted"], linewidth=1, linestyle="--")
     return {_group(n): [p.text for p in one.points] for n, one in enumerate(drawing.series)} | {

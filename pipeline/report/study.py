@@ -7,6 +7,10 @@ from typing import Any
 
 from data_specs.study import MACHINE, MEASURED
 from pipeline.report.model import (
+    EVERYWHERE,
+    FILED,
+    PAGE,
+    TEXT,
     Axis,
     Block,
     Cell,
@@ -14,27 +18,49 @@ from pipeline.report.model import (
     Drawings,
     Heading,
     Lines,
+    Metric,
     Note,
     PlottedPoint,
     Section,
     Series,
     Table,
+    cells,
     plain,
     powers,
+    titles,
     words,
 )  # fmt: skip
 
 TITLE = "Serving under load"
-METRICS = (  # column, metric, format
-    ("tokens/s", "throughput", "{:,.1f}"),
-    ("tokens/s/user p50", "speed_p50", "{:.1f}"),
-    ("p95", "speed_p95", "{:.1f}"),
-    ("first token p95, s", "ttft_p95", "{:.2f}"),
-    ("budget", "budget", "{:.2f}"),
-    ("acceptance", "acceptance", "{:.1%}"),
-    ("draft share", "draft_share", "{:.1%}"),
-    ("verify share", "verify_share", "{:.1%}"),
-    ("schedule share", "schedule_share", "{:.1%}"),
+METRICS = (
+    Metric("tokens/s", "throughput", "{:,.1f}"),
+    Metric("tokens/s/user", "speed", "{:.1f}"),
+    Metric("p50", "speed_p50", "{:.1f}"),
+    Metric("p95", "speed_p95", "{:.1f}"),
+    Metric("budget", "budget", "{:.2f}"),
+    Metric("accepted length", "accepted_length", "{:.2f}"),
+    Metric("acceptance", "acceptance", "{:.1%}"),
+    Metric("first token s, p50", "ttft_p50", "{:.2f}"),
+    Metric("first token s, p95", "ttft_p95", "{:.2f}"),
+    Metric("prefill share", "prefill_share", "{:.1%}"),
+    Metric("draft share", "draft_share", "{:.1%}"),
+    Metric("schedule share", "schedule_share", "{:.1%}"),
+    Metric("verify share", "verify_share", "{:.1%}"),
+    Metric("idle share", "idle_share", "{:.1%}"),
+)
+NARROW = (titles(METRICS[:7]), titles(METRICS[7:]))  # columns of the two tables on a narrow screen
+PREDICTION = (
+    Metric("measured tokens/s", "real", "{:,.1f}"),
+    Metric("simulated", "simulated", "{:,.1f}"),
+    Metric("error", "error", "{:+.1%}"),
+)
+CHECKS = (
+    Metric("front lower by at most", "shortfall", "{:.1%}"),
+    Metric("allowed", "limit", "{:.1%}"),
+    Metric("holds", "holds"),
+    Metric("tokens/s lower at equal load by at most", "same_load", "{:.1%}"),
+    Metric("plain decoding ahead from, at a time", "plain_ahead_from", "{}"),
+    Metric("budget falls with load", "budget_falls"),
 )
 UNITS = {
     "concurrency": "requests at a time",
@@ -45,31 +71,36 @@ UNITS = {
     "offered": "tokens/s",
     "budget": "tokens verified a request",
 }
-CLOSED = (  # title, across, up: paper, Fig. 7 and 8
-    ("Throughput against speed", "speed", "offered"),
-    ("Throughput by concurrency", "concurrency", "throughput"),
-    ("Verification budget by concurrency", "concurrency", "budget"),
+# For each drawing title, across and up; for each group the name of its PNG. The first two: paper, Fig. 7 and 8.
+FRONT = ("front", (("Throughput against speed", "speed", "offered"),))
+LOAD = (
+    "load",
+    (
+        ("Throughput by concurrency", "concurrency", "throughput"),
+        ("Verification budget by concurrency", "concurrency", "budget"),
+    ),
 )
-OPEN = (
-    ("Speed by load", "arrival", "speed_p50"),
-    ("Throughput by load", "arrival", "throughput"),
-    ("Verification budget by load", "arrival", "budget"),
+ARRIVALS = (
+    "arrivals",
+    (
+        ("Speed by load", "arrival", "speed_p50"),
+        ("Throughput by load", "arrival", "throughput"),
+        ("Verification budget by load", "arrival", "budget"),
+    ),
 )
-CHECKS = {  # column: key, format
-    "front lower by at most": ("shortfall", "{:.1%}"),
-    "allowed": ("limit", "{:.1%}"),
-    "holds": ("holds", ""),
-    "tokens/s lower at equal load by at most": ("same_load", "{:.1%}"),
-    "plain decoding ahead from, at a time": ("plain_ahead_from", "{}"),
-    "budget falls with load": ("budget_falls", ""),
-}
 WORDS = (
-    "Tokens/s: of the whole system. Tokens/s/user: what a request sees after its first token; 95 % exceed p95. "
-    "Budget: tokens verified a request and step, the anchor included. Against speed, tokens/s are those while slots "
-    "are refilled, and lines are the fronts: what no other point of the policy beats in both."
+    "Tokens/s: of the whole system, from the first arrival to the last finish. Tokens/s/user: what a request sees "
+    "after its first token, of all users together; p50 is the median, and 95 % of them exceed p95. Budget: tokens "
+    "verified a request and step, the anchor included. Against speed, tokens/s are those while slots are refilled, and "
+    "lines are the fronts: what no other point of the policy beats in both."
 )
+SIMULATION = (
+    "Simulated: the recorded answers were replayed with step costs that were timed beside the runs, at the pace that "
+    "the machine had during each run. The speed of a shared machine drifts, so a pass that is always the same is timed "
+    "between the steps, off the run's clock. Nothing of the run itself is used."
+)
+Charts = tuple[str, Sequence[tuple[str, str, str]]]
 Runs = Sequence[tuple[int, dict[str, Any]]]  # each with its place in the JSON
-Fronts = dict[str, list[tuple[float, float]]]  # policy -> (speed, throughput)
 
 
 def serving(study: dict[str, Any] | None) -> Section:
@@ -79,10 +110,11 @@ def serving(study: dict[str, Any] | None) -> Section:
             "No serving study of this draft. experiment=serving_study makes one; stage=report then shows it."
         )
         return Section("serving", TITLE, [Note(text, absent=True)])
-    blocks: list[Block] = [
-        Note(WORDS),
-        *_system(study, MEASURED, "study/real", list(enumerate(study["real"]))),
+    lines = [Note(text, where=TEXT) for text in setting(study)] + [
+        Note(text, where=EVERYWHERE) for text in verdicts(study)
     ]
+    blocks: list[Block] = [Note(WORDS, where=EVERYWHERE), *lines]
+    blocks += _system(study, MEASURED, "study/real", list(enumerate(study["real"])))
     simulated = list(enumerate(study["simulated"]))
     for sps in dict.fromkeys(run["sps"] for _, run in simulated if run["sps"] != MACHINE):
         runs = [(n, run) for n, run in simulated if run["sps"] == sps]
@@ -91,49 +123,59 @@ def serving(study: dict[str, Any] | None) -> Section:
     return Section("serving", TITLE, [*blocks, *(table for table in tables if table.rows)])
 
 
+def title(study: dict[str, Any]) -> str:
+    """Draft and target of a study."""
+    return f"{study['facts']['draft']} on {study['facts']['target']}"
+
+
 def _system(study: dict[str, Any], name: str, path: str, runs: Runs) -> list[Block]:
     """Drawings and table of one machine or SPS table: requests all at once, then arriving by themselves."""
-    title = "Measured" if name == MEASURED else f"Simulated with the costs of {name}"
-    policies = study["facts"]["policies"]
-    fronts = study["fronts"].get(name, {}).get("points", {})
+    heading = "Measured" if name == MEASURED else f"Simulated with the costs of {name}"
+    fronts = study["fronts"].get(name, {})
     closed = [(n, run) for n, run in runs if run.get("arrival") is None]
     arriving = [(n, run) for n, run in runs if run.get("arrival") is not None]
     blocks: list[Block] = []
-    for heading, part, charts, lines in (
-        (title, closed, CLOSED, fronts),
-        (f"{title}, Poisson arrivals", arriving, OPEN, {}),
-    ):
-        if part:
-            blocks += [
-                Heading(heading),
-                _drawings(part, policies, charts, lines),
-                _table(heading, path, part),
-            ]
+    if closed:
+        drawn = [_drawings(closed, study, name, charts, fronts) for charts in (FRONT, LOAD)]
+        where = EVERYWHERE if name == MEASURED else FILED
+        blocks += [Heading(heading), *drawn, _table(heading, path, closed, where)]
+    if arriving:
+        heading = f"{heading}, Poisson arrivals"
+        drawn = [_drawings(arriving, study, name, ARRIVALS, {})]
+        blocks += [Heading(heading), *drawn, _table(heading, path, arriving, FILED)]
     return blocks
 
 
 def _drawings(
-    runs: Runs, policies: Sequence[str], charts: Sequence[tuple[str, str, str]], fronts: Fronts
+    runs: Runs, study: dict[str, Any], system: str, charts: Charts, fronts: dict[str, Any]
 ) -> Drawings:
     """A colour a policy, the same in all drawings of the page."""
     used = {run["policy"] for _, run in runs}
+    policies = study["facts"]["policies"]
     order = [*policies, *sorted(used - set(policies))]
-    drawn = [_chart(title, runs, order, x, y, fronts) for title, x, y in charts]
-    return Drawings(drawn, [(style, policy) for style, policy in enumerate(order) if policy in used])
+    kind, asked = charts
+    drawn = [_chart(title, runs, order, x, y, fronts) for title, x, y in asked]
+    legend = [(style, policy) for style, policy in enumerate(order) if policy in used]
+    file = "".join(letter if letter.isalnum() else "_" for letter in system)
+    return Drawings(drawn, legend, file=f"study_{kind}_{file}.png")
 
 
-def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts: Fronts) -> Drawing:
-    """Runs joined along x; against speed they are loose points, and the fronts are the lines."""
+def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts: dict[str, Any]) -> Drawing:
+    """Runs joined along x; against speed they are loose points, the fronts are the lines, and SLAs are guides."""
     lines = [_line(policy, style, runs, x, y) for style, policy in enumerate(order)]
-    if x == "speed" and fronts:
+    guides: list[float] = []
+    if x == "speed" and (points := fronts.get("points")):
         loose = [Series(one.label, one.style, one.points, loose=True) for one in lines]
         lines = [
-            Series(p, style, [PlottedPoint(*at) for at in fronts[p]])
-            for style, p in enumerate(order)
-            if p in fronts
+            Series(policy, style, [PlottedPoint(*at) for at in points[policy]])
+            for style, policy in enumerate(order)
+            if policy in points
         ] + loose
-    points = [point for one in lines for point in one.points]
-    return Lines(title, [one for one in lines if one.points], _across(x, points), Axis(UNITS[y]))
+        guides = [float(anchor) for anchor in next(iter(fronts.get("sla", {}).values()), {})]
+    places = [point for one in lines for point in one.points]
+    return Lines(
+        title, [one for one in lines if one.points], _across(x, places), Axis(UNITS[y]), guides=guides
+    )
 
 
 def _across(x: str, points: Sequence[PlottedPoint]) -> Axis:
@@ -156,22 +198,65 @@ def _line(policy: str, style: int, runs: Runs, x: str, y: str) -> Series:
     return Series(policy, style, points)
 
 
-def _table(caption: str, path: str, runs: Runs) -> Table:
+def _table(caption: str, path: str, runs: Runs, where: Sequence[str]) -> Table:
     rows, arriving = [], any(run.get("arrival") is not None for _, run in runs)
     for n, run in runs:
-        figures = [
-            plain(f"{path}/{n}/metrics/{key}", run["metrics"].get(key), form) for _, key, form in METRICS
-        ]
         load = [plain(f"{path}/{n}/concurrency", run["concurrency"])]
         load += [plain(f"{path}/{n}/arrival", run["arrival"], "{:.3g}")] if arriving else []
-        rows.append([words(run["policy"]), *load, *figures])
-    columns = (
-        "policy",
-        "at a time",
-        *(["arrivals/s"] if arriving else []),
-        *(title for title, _, _ in METRICS),
+        rows.append([words(run["policy"]), *load, *cells(f"{path}/{n}/metrics", run["metrics"], METRICS)])
+    first = ("policy", "at a time", *(["arrivals/s"] if arriving else []))
+    parts = [(*first, *part) for part in NARROW]
+    return Table(caption, (*first, *titles(METRICS)), rows, folded=True, where=where, parts=parts)
+
+
+# --- in sentences -----------------------------------------------------------------------------------------
+
+
+def setting(study: dict[str, Any]) -> list[str]:
+    """What was served, and what is known of the tables of costs; the page has it as a table."""
+    facts = study["facts"]
+    sampler = ", ".join(f"{name} {value}" for name, value in facts["sampler"].items() if value is not None)
+    repeats = max((run["repeats"] for run in study["real"]), default=0)
+    confidences = "calibrated" if facts["calibrated"] else "not calibrated"
+    lines = [
+        f"{title(study)}, {facts['device']}, {facts['dtype']}; sampler: {sampler}; prompts of "
+        f"{', '.join(facts['benchmarks'])}; at most {facts['max_new_tokens']} new tokens; all requests at once; "
+        f"{repeats} runs a point; confidences {confidences}; threshold {facts['threshold']}."
+    ]
+    lines += [SIMULATION] if study["prediction"] else []
+    return lines + [f"{name}: {note}" for name, note in facts["notes"].items()]
+
+
+def verdicts(study: dict[str, Any]) -> list[str]:
+    """What the study shows, a sentence a check."""
+    lines = [_accuracy(study["prediction"])] if study["prediction"] else []
+    for system, found in study["checks"].items():
+        lines += [_verdict(system, policy, check) for policy, check in found.items()]
+        ahead = next((check["plain_ahead_from"] for check in found.values()), None)
+        if ahead is not None:
+            lines.append(
+                f"{system}: from {ahead} requests on, plain decoding serves more than any policy that drafts."
+            )
+    return lines
+
+
+def _accuracy(prediction: Sequence[dict[str, Any]]) -> str:
+    worst = max(prediction, key=lambda point: abs(point["error"]))
+    return (
+        f"The simulation is off by {abs(worst['error']):.1%} at most ({worst['policy']} at {worst['concurrency']}) "
+        f"over {len(prediction)} measured points."
     )
-    return Table(caption, columns, rows, folded=True)
+
+
+def _verdict(system: str, policy: str, check: dict[str, Any]) -> str:
+    where = "nowhere" if check["shortfall"] <= 0 else f"at most {check['shortfall']:.1%}"
+    (least, first), (most, last) = check["budgets"][0], check["budgets"][-1]
+    return (
+        f"{system}: {policy} lies {where} below the front of the best fixed lengths (limit {check['limit']:.0%}: "
+        f"{'holds' if check['holds'] else 'does NOT hold'}), {max(0.0, check['same_load']):.1%} in throughput at equal "
+        f"concurrency. Its budget goes from {first:.2f} at {least} to {last:.2f} at {most} requests "
+        f"({'falls' if check['budget_falls'] else 'does NOT fall'})."
+    )
 
 
 # --- tables over all systems ------------------------------------------------------------------------------
@@ -196,14 +281,13 @@ def _service_levels(study: dict[str, Any]) -> Table:
 
 def _prediction(study: dict[str, Any]) -> Table:
     """Throughput as measured and as simulated at the same points."""
-    forms = (("real", "{:,.1f}"), ("simulated", "{:,.1f}"), ("error", "{:+.1%}"))
     rows = []
     for n, one in enumerate(study["prediction"]):
         path = f"study/prediction/{n}"
-        figures = [plain(f"{path}/{key}", one[key], form) for key, form in forms]
-        rows.append([words(one["policy"]), plain(f"{path}/concurrency", one["concurrency"]), *figures])
-    columns = ("policy", "at a time", "measured tokens/s", "simulated", "error")
-    return Table("The simulation against the measured runs", columns, rows)
+        load = plain(f"{path}/concurrency", one["concurrency"])
+        rows.append([words(one["policy"]), load, *cells(path, one, PREDICTION)])
+    columns = ("policy", "at a time", *titles(PREDICTION))
+    return Table("The simulation against the measured runs", columns, rows, where=EVERYWHERE)
 
 
 def _checks(study: dict[str, Any]) -> Table:
@@ -211,16 +295,15 @@ def _checks(study: dict[str, Any]) -> Table:
     rows: list[list[Cell]] = []
     for sps, policies in study["checks"].items():
         for policy, found in policies.items():
-            path = f"study/checks/{sps}/{policy}"
-            figures = [plain(f"{path}/{key}", found.get(key), form) for key, form in CHECKS.values()]
+            figures = cells(f"study/checks/{sps}/{policy}", found, CHECKS)
             rows.append([words(sps), words(policy), words(", ".join(found["against"])), *figures])
-    columns = ("costs", "policy", "against", *CHECKS)
+    columns = ("costs", "policy", "against", *titles(CHECKS))
     return Table("Fronts of the schedulers against the best fixed length", columns, rows, names=3)
 
 
 def _facts(study: dict[str, Any]) -> Table:
     rows = [[words(name.replace("_", " ")), words(_text(value))] for name, value in study["facts"].items()]
-    return Table("Setting of the study", ("", ""), rows, kind="facts")
+    return Table("Setting of the study", ("", ""), rows, kind="facts", where=(PAGE,))
 
 
 def _text(value: Any) -> str | None:

@@ -42,7 +42,6 @@ from pipeline.decoding.steps import Step, Times
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.ranks import is_main
 from pipeline.report.evaluation import SUMMARY, Evaluation, committed
-from pipeline.report.page import write_html
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.lineage import made_of_draft
 from pipeline.store.work import WorkShare, commit_once
@@ -155,8 +154,7 @@ def _study(config: Config, store: Store, plan: StudyPlan) -> Artifact:
                 plan.tables,
                 lambda name: bar.advance(1, name),
             )
-        write_report(work.path, result)
-        write_html(work.path, _evaluated(store, job), result)
+        write_report(work.path, result, _evaluated(store, job))
         return _counts(result)
 
     return commit_once(store, work, finish, FILES)

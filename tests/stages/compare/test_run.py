@@ -123,7 +123,8 @@ def check_artifact(artifact: Artifact, store: Store) -> None:
     """Files, parents, counts and contents of the comparison of ``EVERYTHING``."""
     artifact.verify()
     assert sorted(artifact.manifest.files) == [
-        "comparison.json", "comparison.md", "comparison_conditional.png", "comparison_rank.png",
+        "comparison.json", "comparison.md", "comparison_conditional.png", "comparison_lengths.png",
+        "comparison_rank.png", "report.html",
     ]  # fmt: skip
     evaluations = {a.manifest.name: a.manifest.fingerprint for a in store.list("evaluation")}
     assert artifact.manifest.parents == {

@@ -1,11 +1,10 @@
-"""Fronts, checks and the report of a study, on entries written by hand; a small pool simulated for the checks."""
+"""Fronts and checks of a study, on entries written by hand; a small pool simulated for the checks."""
 
 import numpy as np
 import pytest
 
 from data_specs.sps import locate, read_table
 from pipeline.config import StudyConfig
-from stages.study import report
 from stages.study.points import arms
 from stages.study.result import Recording, StudyFacts, checks, falls, fronts, result_of
 from stages.study.simulation import RecordedAnswer
@@ -15,7 +14,7 @@ NONE = dict.fromkeys(("speed_p50", "speed_p95", "accepted_length", "acceptance",
 
 def entry(policy: str, concurrency: int, speed: float, throughput: float, budget: float = 1.0):
     found = NONE | {"speed": speed, "throughput": throughput, "budget": budget}
-    found |= {f"{part}_share": 0.2 for part in report.SHARES}
+    found |= {f"{part}_share": 0.2 for part in ("prefill", "draft", "schedule", "verify", "idle")}
     return {
         "policy": policy,
         "concurrency": concurrency,
@@ -81,26 +80,3 @@ def test_with_true_confidences_the_scheduler_is_nowhere_below_the_best_fixed_len
     found = result["checks"]["h100_qwen3_4b"]["algorithm_1"]
     assert found["shortfall"] <= 0.02 and found["holds"] and found["budget_falls"]
     assert found["budgets"][0][1] > 7 and found["budgets"][-1][1] < 4
-
-
-def test_the_report_draws_and_tells(tmp_path, monkeypatch) -> None:
-    drawn = []
-    monkeypatch.setattr(report, "save", lambda figure, path: drawn.append((path.name, figure)))
-    prediction = [{"policy": "plain", "concurrency": 8, "real": 70.0, "simulated": 77.0, "error": 0.1}]
-    facts = {"draft": "d", "target": "t", "sampler": {"temperature": 0.0}, "benchmarks": ["b"], "max_new_tokens": 8,
-             "device": "cpu", "dtype": "float32", "calibrated": False, "threshold": 0.5, "notes": {},
-             "policies": ["plain", "algorithm_1"]}  # fmt: skip
-    result = {
-        "facts": facts, "real": ENTRIES, "prediction": prediction, "fronts": {"measured": fronts(ENTRIES, [15.0])},
-        "checks": {"box": checks(ENTRIES, 1)},
-        "simulated": [e | {"sps": "this machine", "arrival": None} for e in ENTRIES],
-    }  # fmt: skip
-    report.write_report(tmp_path, result)
-    assert [name for name, _ in drawn] == ["study_front_measured.png", "study_load_measured.png"]
-    (axis,) = drawn[0][1].axes
-    assert axis.get_legend_handles_labels()[1] == ["other lengths", "plain", "algorithm_1"]
-    text = (tmp_path / "study.md").read_text()
-    assert "| plain | 8 | 70.0 | 77.0 | +10.0 % |" in text
-    assert "off by 10.0% at most (plain at 8)" in text
-    assert "box: algorithm_1 lies at most 5.0% below" in text and "does NOT hold" in text
-    assert "box: from 8 requests on plain decoding serves more" in text
