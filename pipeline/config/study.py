@@ -44,7 +44,7 @@ class StudyConfig:
 
     def contradictions(self, steps: Sequence[str], calibrate: bool | None) -> Iterator[str]:
         """What a study lacks. ``calibrate``: ``evaluate.calibrate``, or None for a draft without confidences."""
-        if steps != ["study"] and not self.in_chain:
+        if "study" not in steps or (len(steps) > 1 and not self.in_chain):
             return
         needed = ["policies", "concurrencies"]
         if self.simulate and self.sps:
@@ -52,7 +52,7 @@ class StudyConfig:
         for name in needed:
             if not getattr(self, name):
                 yield f"study.{name}: expected at least one (see conf/study), got none"
-        if len(steps) > 1 and "evaluate" in steps and self.calibrated and calibrate is False:
+        if "evaluate" in steps and self.calibrated and calibrate is False:
             yield (
                 "evaluate.calibrate=false: the study at the end of the chain schedules by calibrated confidences "
                 "(study.calibrated=false takes the draft's own)"

@@ -1,3 +1,5 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_specs.evaluation import EvaluationError
@@ -19,9 +21,16 @@ def test_answers_come_back_as_they_were(tmp_path):
 
 
 def test_what_is_no_table_of_answers_is_named(tmp_path):
-    with pytest.raises(EvaluationError, match="expected Parquet files of answers, found none"):
+    with pytest.raises(EvaluationError, match=r"/answers: "):
         read_answers(tmp_path)
     (tmp_path / ANSWERS).mkdir()
     (tmp_path / ANSWERS / "a-00000.parquet").write_bytes(b"half")
-    with pytest.raises(EvaluationError, match="a-00000.parquet: expected a Parquet file of answers"):
+    with pytest.raises(EvaluationError, match=r"/a-00000\.parquet: "):
+        read_answers(tmp_path)
+
+
+def test_another_schema_is_named(tmp_path):
+    (tmp_path / ANSWERS).mkdir()
+    pq.write_table(pa.table({"x": [1]}), tmp_path / ANSWERS / "a-00000.parquet")
+    with pytest.raises(EvaluationError, match=r"/a-00000\.parquet: .*\['x'\]"):
         read_answers(tmp_path)

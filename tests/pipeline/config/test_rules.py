@@ -1,17 +1,28 @@
-"""Ranges and choices of single fields; every numeric field has one."""
+"""What a rule lets through, how a broken one is named, and that every numeric field has one."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
-from composing import composed
 
 from data_specs.target_cache import CODECS, ITEM_BYTES, LOGITS
-from pipeline import __main__ as entry
-from pipeline.config import Config, ConfigError, ExportConfig, whole
-from pipeline.config.rules import Rule, check_fields
+from pipeline.config import Config, ConfigError
+from pipeline.config.rules import (
+    EACH_ONCE,
+    NOT_EMPTY,
+    PAIR,
+    Count,
+    Rule,
+    Share,
+    above,
+    at_least,
+    between,
+    check_fields,
+    one_of,
+)
 from pipeline.drafts.families.attention import BACKENDS
 from pipeline.drafts.heads import HEADS
 from pipeline.target.files import DTYPES
@@ -63,101 +74,48 @@ def test_the_choices_of_a_field_are_those_that_the_code_has(key: str, made: Iter
     assert sorted(rule.expected.removeprefix("one of ").split(", ")) == sorted(made)
 
 
-def test_every_step_of_a_stage_can_run():
-    assert set(whole.STEPS) == set(entry.STEPS)
-
-
 @pytest.mark.parametrize(
-    "key,value",
+    "rule,inside,outside",
     [
-        ("target.dtype", "int8"),
-        ("target.taps", "[-2]"),
-        ("target.taps", "[]"),
-        ("target.taps", "[1,1]"),
-        ("data.heldout", "-0.1"),
-        ("data.max_prompts", "0"),
-        ("answers.source", "vllm"),
-        ("answers.temperature", "-1"),
-        ("answers.repetition_penalty", "0"),
-        ("answers.presence_penalty", "3"),
-        ("answers.openai.retries", "-1"),
-        ("answers.openai.timeout", "0"),
-        ("answers.openai.concurrency", "0"),
-        ("capture.max_length", "1"),
-        ("capture.codec", "gzip"),
-        ("drafter.algorithm", "magic"),
-        ("drafter.family", "mamba"),
-        ("drafter.block_size", "0"),
-        ("drafter.num_taps", "-1"),
-        ("drafter.vocab_size", "1"),
-        ("drafter.markov_head", "magic"),
-        ("drafter.confidence_label", "hard"),
-        ("drafter.train_steps", "0"),
-        ("drafter.loss.ce", "-0.1"),
-        ("drafter.loss.ce_start", "-0.1"),
-        ("drafter.loss.decay", "0"),
-        ("drafter.loss.ramp", "[0.6,0.2]"),
-        ("drafter.loss.ramp", "[0.6]"),
-        ("drafter.init.bigram", "0"),
-        ("train.epochs", "0"),
-        ("train.micro_batch", "0"),
-        ("train.lr", "0"),
-        ("train.lr", "nan"),
-        ("train.lr", "inf"),
-        ("train.clip", "0"),
-        ("train.betas", "[0.9]"),
-        ("train.betas", "[0.9,1]"),
-        ("train.weight_decay", "-0.1"),
-        ("train.warmup", "1.1"),
-        ("deepspeed.stage", "4"),
-        ("evaluate.prompts", "0"),
-        ("evaluate.temperature", "-1"),
-        ("evaluate.top_p", "0"),
-        ("evaluate.top_p", "1.5"),
-        ("evaluate.top_k", "0"),
-        ("evaluate.min_p", "1.5"),
-        ("evaluate.threshold", "1.5"),
-        ("evaluate.bootstrap", "0"),
-        ("evaluate.calibration_prompts", "0"),
-        ("evaluate.profile_contexts", "[]"),
-        ("evaluate.benchmarks", "[gsm8k,gsm8k]"),
-        ("study.policies", "[fixed,fixed]"),
-        ("study.policies", "[fixed_x]"),
-        ("study.policies", "[fast]"),
-        ("export.formats", "[vllm,vllm]"),
-        ("study.concurrencies", "[0]"),
-        ("study.arrivals", "[0]"),
-        ("client.backoff", "-1"),
-        ("tracking.mode", "loud"),
-        ("stage.steps", "[trian]"),
+        (at_least(2), [2, 2.5, 1e300], [1, 1.999, math.inf, math.nan]),
+        (above(0), [1e-300, 3], [0, -1, math.inf, math.nan]),
+        (between(-2, 2), [-2, 0, 2], [-2.001, 2.001, math.inf, math.nan]),
+        (one_of("a", 3), ["a", 3], ["b", "", 4, "3"]),
+        (NOT_EMPTY, [[0]], [[]]),
+        (EACH_ONCE, [[], [1, 2]], [[1, 2, 1]]),
+        (PAIR, [[0, 0]], [[0], [0, 0, 0]]),
     ],
 )
-def test_a_value_out_of_its_range_is_named_by_its_key(key: str, value: str):
-    with pytest.raises(ConfigError) as error:
-        composed(f"{key}={value}")
-    found, _, message = str(error.value).partition(":")
-    assert found.partition("[")[0] == key
-    assert ", got " in message
+def test_the_ends_of_a_rule(rule: Rule, inside: list, outside: list):
+    assert [value for value in inside if not rule.holds(value)] == []
+    assert [value for value in outside if rule.holds(value)] == []
+
+
+@dataclasses.dataclass
+class Inner:
+    count: Count = 1
+
+
+@dataclasses.dataclass
+class Outer:
+    pair: Annotated[list[Share], PAIR] | None = None
+    inner: list[Inner] = dataclasses.field(default_factory=list)
+    named: dict[str, Inner] = dataclasses.field(default_factory=dict)
+    own: Inner = dataclasses.field(default_factory=Inner)
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"ranks": 0}, {"seed": -1}, {"seed": 2**32}, {"engine": "sglang"}, {"export": ExportConfig(["onnx"])}],
+    "values,key,got",
+    [
+        (Outer(pair=[0.5]), "pair", "[0.5]"),
+        (Outer(pair=[0.5, 1.5]), "pair[1]", "1.5"),
+        (Outer(inner=[Inner(), Inner(0)]), "inner[1].count", "0"),
+        (Outer(named={"a": Inner(-1)}), "named.a.count", "-1"),
+        (Outer(own=Inner(0)), "own.count", "0"),
+    ],
 )
-def test_a_root_key_out_of_its_range_is_named(changes: dict):
-    (key,) = changes
-    with pytest.raises(ConfigError, match=f"^{key}"):
-        check_fields(dataclasses.replace(composed(), **changes))
-
-
-def test_elements_are_named_by_their_place():
-    with pytest.raises(ConfigError, match=r"^data.sources\[1\].limit: .* got 0$"):
-        composed("data.sources=[{path: a.jsonl}, {path: b.jsonl, limit: 0}]")
-    with pytest.raises(ConfigError, match=r"^evaluate.benchmarks\[1\]: .* got 'gsm9k'$"):
-        composed("evaluate.benchmarks=[gsm8k,gsm9k]")
-
-
-@pytest.mark.parametrize("seed", [0, 2**32 - 1])
-def test_the_ends_of_a_range_are_in_it(seed: int):
-    check_fields(dataclasses.replace(composed(), seed=seed, ranks=1))
-    assert composed("train.warmup=1", "train.min_lr=0", "evaluate.top_p=1").train.warmup == 1
+def test_a_broken_rule_is_named_by_its_place(values: Outer, key: str, got: str):
+    check_fields(Outer(pair=[0.0, 1.0], inner=[Inner()], named={"a": Inner()}))
+    with pytest.raises(ConfigError) as error:
+        check_fields(values, "top.")
+    assert str(error.value).startswith(f"top.{key}: ") and str(error.value).endswith(f" got {got}")
