@@ -1,6 +1,5 @@
 """The stage end to end on the tiny target: artifacts, resume, refusals, plan, report."""
 
-import copy
 import dataclasses
 import json
 import shutil
@@ -8,52 +7,33 @@ import shutil
 import html_page
 import pytest
 import tiny
+import tiny_evaluation
 import tiny_summary
 import torch
 
 from data_specs.evaluation import ROUNDS, read_rounds
 from data_specs.manifest import write_json
 from data_specs.sps import read_table
-from pipeline.config import Config, ConfigError, DrafterConfig, EvaluateConfig, TargetConfig, TrackingConfig
-from pipeline.decoding.job import chunks, make_job
+from pipeline.config import ConfigError
 from pipeline.drafts.folders.checkpoint import save
 from pipeline.drafts.registry import Start, build
 from pipeline.prompts.chat import render_prompt
 from pipeline.report.summary import MARKDOWN, SUMMARY
-from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.artifacts import Store
 from pipeline.target.files import load_tokenizer
 from pipeline.target.tensors import load_tensors
 from stages.evaluate import run
 from stages.evaluate.run import run_evaluate
 
-MATH = [f"How much is {i} and {i}?" for i in range(5)]
-CHAT = [["Hello there.", "Tell me more."], ["What is rain?"]]
-
 
 @pytest.fixture(scope="module")
 def draft_folder(target_folder, tmp_path_factory):
-    """A random DSpark draft for the tiny target, in the native layout."""
-    config = TargetConfig(name="tiny", path=str(target_folder), dtype="float32", device="cpu")
-    torch.manual_seed(1)
-    drafter = DrafterConfig(name="dspark", algorithm="dspark", block_size=4, depth=1, markov_rank=8)
-    folder = tmp_path_factory.mktemp("drafts") / "tiny-draft"
-    save(build(drafter, load_tensors(config), [0, 2], mask_token_id=259).eval(), folder)
-    return folder
+    return tiny_evaluation.draft_in(tmp_path_factory.mktemp("drafts") / "tiny-draft", target_folder)
 
 
 @pytest.fixture
 def config(target_folder, tmp_path):
-    files = {"gsm8k": tmp_path / "math.jsonl", "mt_bench": tmp_path / "chat.jsonl"}
-    files["gsm8k"].write_text("".join(json.dumps({"question": q}) + "\n" for q in MATH))
-    files["mt_bench"].write_text("".join(json.dumps({"turns": t}) + "\n" for t in CHAT))
-    evaluate = EvaluateConfig(
-        benchmarks=["gsm8k", "mt_bench"], files={k: str(v) for k, v in files.items()},
-        max_new_tokens=12, bootstrap=50, chunk_prompts=2, calibrate=False,
-    )  # fmt: skip
-    return Config(
-        target=TargetConfig(name="tiny", path=str(target_folder), dtype="float32", device="cpu"),
-        evaluate=evaluate, tracking=TrackingConfig(mode="none"), artifacts=str(tmp_path / "artifacts"),
-    )  # fmt: skip
+    return tiny_evaluation.config_of(target_folder, tmp_path)
 
 
 @pytest.fixture
@@ -86,7 +66,8 @@ def test_an_evaluation_from_a_foreign_folder(config, store, draft_folder, target
     found = answers(table)
     assert len(found) == 2 * (5 + 3)  # both ways: five single turns, dialogues of two turns and of one
     tokenizer = load_tokenizer(target_folder, config.target)
-    asked = MATH[0] + "\nPlease reason step by step, and put your final answer within \\boxed{}."
+    worded = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+    asked = tiny_evaluation.MATH[0] + worded
     first = render_prompt(tokenizer, [{"role": "user", "content": asked}], None)
     assert min(r["context"] for r in table.to_pylist() if r["benchmark"] == "gsm8k") == len(first)
     # Greedy, fp32: the answers with the draft are the plain ones (pitfall 41), and the report says so.
@@ -129,38 +110,6 @@ def test_what_is_there_is_not_made_again(config, store, draft_folder, capsys, mo
     shown = capsys.readouterr().out
     assert "evaluation of tiny-draft is already there: tiny-draft:v0" in shown
     assert [line for line in shown.splitlines() if "gsm8k" in line] == table
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"temperature": 0.7}, {"top_p": 0.9}, {"max_new_tokens": 11}, {"threshold": 0.1}, {"prompts": 2},
-        {"baseline": False}, {"benchmarks": ["gsm8k"], "files": "math"},
-    ],
-)  # fmt: skip
-def test_the_fingerprint_covers_what_is_measured(config, draft_folder, change):
-    before = make_job(config, draft_folder).fingerprint
-    if "files" in change:
-        change = change | {"files": {"gsm8k": config.evaluate.files["gsm8k"]}}
-    for name, value in change.items():
-        setattr(config.evaluate, name, value)
-    assert make_job(config, draft_folder).fingerprint != before
-
-
-def test_the_fingerprint_covers_draft_prompts_and_seed(config, draft_folder, tmp_path):
-    before = make_job(config, draft_folder).fingerprint
-    moved = tmp_path / "elsewhere" / "tiny-draft"
-    shutil.copytree(draft_folder, moved)
-    assert make_job(config, moved).fingerprint == before
-    values = json.loads((moved / "config.json").read_text()) | {"block_size": 3}
-    (moved / "config.json").write_text(json.dumps(values))
-    assert make_job(config, moved).fingerprint != before
-    seeded = copy.deepcopy(config)
-    seeded.seed = 1
-    assert make_job(seeded, draft_folder).fingerprint != before
-    with open(config.evaluate.files["gsm8k"], "a") as file:
-        file.write(json.dumps({"question": "One more?"}) + "\n")
-    assert make_job(config, draft_folder).fingerprint != before
 
 
 def test_a_killed_evaluation_goes_on_where_it_was(config, store, draft_folder, monkeypatch):
@@ -215,32 +164,15 @@ def test_a_draft_that_is_an_artifact_is_the_parent_and_its_study_is_shown(config
     assert html_page.wrong_numbers(page, {"": json.loads((made.path / SUMMARY).read_text())}, study) == []
 
 
-def test_another_thinking_mode_than_the_drafts_is_refused(config, store, draft_folder):
-    """Pitfall 4."""
-    work = store.begin("draft", "tiny_dspark", 1, "f" * 64, {}, {"target": {"thinking": True}})
-    draft = store.commit(work, {})
-    config.target.thinking = False
-    with pytest.raises(ConfigError, match="target.thinking=False: .*True"):
-        run_evaluate(config, store, Artifact(draft.path, draft.manifest))
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("hidden_size", 48, "hidden_size: .*32.* 48"),
-        ("vocab_size", 300, "vocab_size: .*272.* 300"),
-        ("target_layer_ids", [0, 4], r"target_layer_ids: .* 4.* \[0, 4\]"),
-    ],
-)
-def test_a_draft_that_does_not_fit_is_refused_by_name(
-    config, store, draft_folder, tmp_path, field, value, message
+def test_a_draft_that_does_not_fit_is_refused_before_the_target_is_loaded(
+    config, store, draft_folder, tmp_path, monkeypatch
 ):
-    folder = tmp_path / "misfit"
-    shutil.copytree(draft_folder, folder)
-    values = json.loads((folder / "config.json").read_text()) | {field: value}
-    (folder / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=message):
-        run_evaluate(config, store, folder)
+    values = json.loads((draft_folder / "config.json").read_text()) | {"hidden_size": 48}
+    shutil.copytree(draft_folder, tmp_path / "misfit")
+    (tmp_path / "misfit" / "config.json").write_text(json.dumps(values))
+    monkeypatch.setattr(run.Target, "load", None)
+    with pytest.raises(ConfigError, match="hidden_size"):
+        run_evaluate(config, store, tmp_path / "misfit")
 
 
 def test_plan_prints_and_does_nothing(config, store, draft_folder, capsys):
@@ -281,11 +213,6 @@ def test_a_rank_that_comes_late_finds_the_others_work(config, store, draft_folde
     monkeypatch.setattr(run, "_speaker", slow)
     assert run_evaluate(config, late, draft_folder).path == made.path
     assert [path.name for path in made.path.parent.iterdir()] == ["v0"]
-
-
-def test_chunks():
-    parts = chunks({"a": list(range(5)), "b": [7]}, 2)
-    assert parts == {"a-00000": [0, 1], "a-00001": [2, 3], "a-00002": [4], "b-00000": [7]}
 
 
 def test_a_threshold_needs_a_confidence_head(config, store, tmp_path, target_folder):
