@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_errors import refused
 
 from data_specs import manifest as m
 
@@ -34,7 +35,7 @@ def test_verify_names_the_damaged_file(tmp_path: Path) -> None:
     with pytest.raises(m.ManifestError, match="a.bin"):
         m.verify_files(tmp_path, files)
     (tmp_path / "a.bin").write_bytes(b"ab")
-    with pytest.raises(m.ManifestError, match="a.bin.* 3 .* 2"):
+    with refused(m.ManifestError, "a.bin", 3, 2):
         m.verify_files(tmp_path, files)
     (tmp_path / "a.bin").write_bytes(b"abd")
     with pytest.raises(m.ManifestError, match="a.bin.*ba7816bf8f01"):
@@ -45,11 +46,11 @@ def test_verify_names_the_damaged_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "got"), [("", ""), ("{", ""), ("[]", "list"), (json.dumps({"kind": "draft"}), r"\['kind'\]")]
+    ("text", "got"), [("", []), ("{", []), ("[]", ["list"]), (json.dumps({"kind": "draft"}), ["['kind']"])]
 )
-def test_damaged_manifest(tmp_path: Path, text: str, got: str) -> None:
+def test_damaged_manifest(tmp_path: Path, text: str, got: list[str]) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(m.ManifestError, match=f"manifest.json.*{got}"):
+    with refused(m.ManifestError, "manifest.json", *got):
         m.read_manifest(tmp_path)
 
 
@@ -57,7 +58,7 @@ def test_unknown_kind_and_absence(tmp_path: Path) -> None:
     with pytest.raises(m.ManifestError, match="manifest.json"):
         m.read_manifest(tmp_path)
     m.write_manifest(tmp_path, example(kind="soup"))
-    with pytest.raises(m.ManifestError, match="manifest.json.*kind.*'soup'"):
+    with refused(m.ManifestError, "manifest.json", "kind", "'soup'"):
         m.read_manifest(tmp_path)
 
 

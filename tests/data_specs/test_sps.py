@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from tiny_errors import refused
 
 from data_specs.sps import SpsError, locate, names, read_table
 
@@ -29,33 +30,32 @@ def test_a_table_is_read(written) -> None:
 
 def test_a_table_that_is_too_short_names_what_is_missing(written) -> None:
     table = read_table(written())
-    with pytest.raises(SpsError, match="table box: points: reaches B = 8, needed is B = 9"):
+    with refused(SpsError, "box", "points", 8, 9):
         table.check_covers(9, 1)
-    with pytest.raises(SpsError, match="table box: draft: reaches R = 1, needed is R = 2"):
+    with refused(SpsError, "box", "draft", 1, 2):
         table.check_covers(8, 2)
 
 
 @pytest.mark.parametrize(
-    "changes,message",
+    "changes,named",
     [
-        ({"note": ...}, "expected the fields"),
-        ({"more": 1}, "expected the fields"),
-        ({"source": "guess"}, "source: expected one of"),
-        ({"note": ""}, "note: expected text"),
-        ({"context": -1}, "context: expected a finite number >= 0, got -1"),
-        ({"points": []}, "points: expected a list of points"),
-        ({"points": [{"tokens": 1}]}, r"points\[0\]: expected tokens and steps_per_second"),
-        ({"points": [{"tokens": 2, "steps_per_second": 1}]}, r"points\[0\]: tokens: expected 1 in the first"),
-        ({"points": [GOOD["points"][0]] * 2}, r"points\[1\]: tokens: expected at least 2, got 1"),
-        ({"points": [{"tokens": 1, "steps_per_second": 0}]}, r"points\[0\]: steps_per_second: expected a finite"),
-        ({"draft": [{"requests": 1, "seconds": float("nan")}]}, r"draft\[0\]: seconds: expected a finite"),
+        ({"note": ...}, [sorted(set(GOOD)), sorted(set(GOOD) - {"note"})]),
+        ({"more": 1}, ["'more'"]),
+        ({"source": "guess"}, ["source", "'model'", "'guess'"]),
+        ({"note": ""}, ["note", "''"]),
+        ({"context": -1}, ["context", 0, -1]),
+        ({"points": []}, ["points", "[]"]),
+        ({"points": [{"tokens": 1}]}, ["points[0]", "tokens", "steps_per_second"]),
+        ({"points": [{"tokens": 2, "steps_per_second": 1}]}, ["points[0]", "tokens", 1, 2]),
+        ({"points": [GOOD["points"][0]] * 2}, ["points[1]", "tokens", 2, 1]),
+        ({"points": [{"tokens": 1, "steps_per_second": 0}]}, ["points[0]", "steps_per_second", 0]),
+        ({"draft": [{"requests": 1, "seconds": float("nan")}]}, ["draft[0]", "seconds", "nan"]),
     ],
 )  # fmt: skip
-def test_errors_name_file_and_field(written, changes, message) -> None:
+def test_errors_name_file_and_field(written, changes, named) -> None:
     path = written(**changes)
-    with pytest.raises(SpsError, match=message) as error:
+    with refused(SpsError, path, *named):
         read_table(path)
-    assert str(path) in str(error.value)
 
 
 def test_an_unknown_name_says_what_there_is() -> None:

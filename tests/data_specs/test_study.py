@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
+from tiny_errors import refused
 
 from data_specs.study import POOL_SCHEMA, STEP_SCHEMA, TIME_SCHEMA, StudyError, read_rows, write_rows
 
@@ -22,21 +22,21 @@ def test_rows_come_back(tmp_path):
 
 def test_a_damaged_table_is_named(tmp_path):
     path = tmp_path / "c0001-plain-0.parquet"
-    with pytest.raises(StudyError, match=r"/c0001-plain-0\.parquet: "):
+    with refused(StudyError, path):
         read_rows(path, TIME_SCHEMA)
     write_rows(path, [], TIME_SCHEMA)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(StudyError, match=r"/c0001-plain-0\.parquet: "):
+    with refused(StudyError, path):
         read_rows(path, TIME_SCHEMA)
 
 
 def test_another_schema_is_named(tmp_path):
     path = tmp_path / "pool.parquet"
     write_rows(path, ROWS, POOL_SCHEMA)
-    with pytest.raises(StudyError, match=r"/pool\.parquet: .*\['part', .*\['answer', "):
+    with refused(StudyError, path, "'part'", "'answer'"):
         read_rows(path, STEP_SCHEMA)
     table = pq.read_table(path)
     place = table.schema.get_field_index("held")
     pq.write_table(table.set_column(place, "held", table["held"].cast(pa.int64())), path)
-    with pytest.raises(StudyError, match=r"/pool\.parquet: .*'held int16', .*'held int64', "):
+    with refused(StudyError, path, "'held int16'", "'held int64'"):
         read_rows(path, POOL_SCHEMA)

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from tiny_errors import refused
 
 from data_specs.target_cache import ArraySpec, CacheError, CacheSpec, arrays, segment_bytes, segment_name
 
@@ -36,24 +37,24 @@ def test_bytes_of_a_segment_count_the_padding_of_the_last_chunk() -> None:
 def test_slots_are_found_by_layer() -> None:
     """Pitfall 16: readers go by name."""
     assert SPEC.columns(9) == slice(8, 16)
-    with pytest.raises(CacheError, match=r"layer 2 was not tapped: the cache holds the layers \[1, 9, 17\]"):
+    with refused(CacheError, 2, "[1, 9, 17]"):
         SPEC.columns(2)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"dtype": "float16"}, "dtype: expected"),  # overflows: Gemma's states reach 98304
-        ({"codec": "gzip"}, "codec: expected"),
-        ({"logits": "some"}, "logits: expected"),
-        ({"chunk_tokens": 0}, "chunk_tokens: expected"),
-        ({"chunk_tokens": 3}, "shard_tokens=16: no multiple of chunk_tokens=3"),
-        ({"logits": "topk", "top_k": 101}, "top_k: expected 1 to 100"),
+        ({"dtype": "float16"}, ["dtype", "'float16'"]),  # overflows: Gemma's states reach 98304
+        ({"codec": "gzip"}, ["codec", "'gzip'"]),
+        ({"logits": "some"}, ["logits", "'some'"]),
+        ({"chunk_tokens": 0}, ["chunk_tokens", 0]),
+        ({"chunk_tokens": 3}, ["shard_tokens=16", "chunk_tokens=3"]),
+        ({"logits": "topk", "top_k": 101}, ["top_k", 1, 100, 101]),
     ],
 )
-def test_layouts_that_make_no_sense_are_named(changes: dict, message: str) -> None:
+def test_layouts_that_make_no_sense_are_named(changes: dict, named: list) -> None:
     values = {"taps": [0], "hidden_size": 8, "vocab_size": 100, "chunk_tokens": 4, "shard_tokens": 16}
-    with pytest.raises(CacheError, match=message):
+    with refused(CacheError, *named):
         CacheSpec(**(values | changes))
 
 
