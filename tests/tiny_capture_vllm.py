@@ -72,21 +72,23 @@ def check_equal(one: Artifact, other: Artifact) -> None:
     assert len(files[0]) > 20
 
 
-WRONG = {
-    "few": r"vLLM: expected states of 1 samples, got {'files': \[\]",
-    "short": r"sample 0202.*:0: hidden_states: expected torch.float32 of the shape \(10, 3, 32\), got .* \(9, 3, 32\)",
-    "not finite": "sample 0202.*:0: hidden: not finite at token 1 of 10",
-    "half precision": "sample 0202.*:0: hidden_states: expected torch.float32 .*, got torch.float16",
-    "another sample": r"sample 0202.*:0: token_ids: expected 10 ids \[98, .*\]\.\.\., got 10 ids \[11, .* from vLLM",
-    "another order": "sample 0202.*:0: vLLM goes on with token .*: these are not the target's final states",
-    "half a file": "sample 0202.*:0: vLLM wrote no whole file of states: ",
+SAMPLE = f"{'02' * 32}:0"  # the third, which has the fault
+WRONG: dict[str, list[object]] = {  # what each error names
+    "few": [1, "{'files': []"],
+    "short": [SAMPLE, "hidden_states", "torch.float32", (10, 3, 32), (9, 3, 32)],
+    "not finite": [SAMPLE, "hidden", 1, 10],
+    "half precision": [SAMPLE, "hidden_states", "torch.float32", "torch.float16"],
+    "another sample": [SAMPLE, "token_ids", "[98,", "[11,"],
+    "another order": [SAMPLE, "token"],
+    "half a file": [SAMPLE, "3-0.safetensors"],
 }
 
 
-FAILED = {
-    "refuses": "vLLM ended with 1; its log is .*/worker.log.\nErrors in it:\nValueError: no such architecture\nIt",
-    "engine dies": "vLLM ended with 1; .*\n(.|\n)*a process of vLLM has ended",
-    "dies": "vLLM ended with -9; its log is .*/worker.log.\nIt ends with:\nvLLM prints to standard output",
+# The exit status, the log's name and what stands in it.
+FAILED: dict[str, list[object]] = {
+    "refuses": [1, "worker.log", "ValueError: no such architecture"],
+    "engine dies": [1, "worker.log", "a process of vLLM has ended"],
+    "dies": [-9, "worker.log", "vLLM prints to standard output"],
 }
 
 

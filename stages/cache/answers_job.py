@@ -59,7 +59,7 @@ def prepare(config: Config) -> AnswersJob:
     model = empty_model(folder, config.target)  # a model that cannot be a target is refused before any answer
     tokenizer = load_tokenizer(folder, config.target)
     if not tokenizer.chat_template:
-        raise ConfigError(f"target.path={folder}: its tokenizer has no chat template")
+        raise ConfigError(f"target.path={folder}: its tokenizer has no chat template (chat_template.jinja)")
     prompts = load_prompts(config.data, given)
     asked = prompts.of("train", "heldout")
     if not asked:

@@ -99,7 +99,7 @@ class VllmTarget:
         try:
             found = load_file(path)
         except (OSError, SafetensorError) as error:
-            raise CacheError(f"{name}: vLLM wrote no whole file of states: {error}") from error
+            raise CacheError(f"{name}: vLLM wrote no whole file of states: {path}: {error}") from error
         got, states = (found.get(key, torch.empty(0)) for key in ("token_ids", "hidden_states"))
         if not torch.equal(got, ids):
             raise CacheError(f"{name}: token_ids: expected {_shown(ids)}, got {_shown(got)} from vLLM")

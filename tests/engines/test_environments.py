@@ -9,6 +9,7 @@ from pathlib import Path
 import environments
 import pytest
 from environments import READY, Recipe, Unavailable
+from tiny_errors import refused
 
 RECIPE = Recipe("toy", "1.2", ("a==1",), ("b",), shown=("a",))
 
@@ -71,16 +72,16 @@ def test_a_removal_that_was_killed_leaves_nothing_that_seems_ready(ran, monkeypa
 
 
 @pytest.mark.parametrize(
-    "code,reason",
+    "code,named",
     [
-        ("import sys; sys.exit('ERROR: no index\\nbye')", "ended with 1: ERROR: no index"),
-        ("raise SystemExit(3)", "ended with 3"),
+        ("import sys; sys.exit('ERROR: no index\\nbye')", [1, "ERROR: no index"]),
+        ("raise SystemExit(2 + 1)", [3]),
     ],
 )
-def test_what_fails_says_why(code: str, reason: str) -> None:
-    with pytest.raises(Unavailable, match=reason):
+def test_what_fails_says_why(code: str, named: list) -> None:
+    with refused(Unavailable, sys.executable, *named):
         environments.run([sys.executable, "-c", code])
-    with pytest.raises(Unavailable, match="No such file"):
+    with refused(Unavailable, "/no/such/program", "No such file"):
         environments.run(["/no/such/program"])
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tiny
 from tiny_answers import TEXTS, Refusing, Scripted, config, files, kill_after, many, run
+from tiny_errors import refused
 from transformers import AutoTokenizer
 
 from data_specs.answers import read_answers
@@ -132,10 +133,10 @@ def test_late_rejections_keep_the_sum(tmp_path: Path, target_folder: Path, store
 
 
 def test_nothing_to_answer_is_an_error(tmp_path: Path, target_folder: Path, store: Store):
-    with pytest.raises(ConfigError, match="no prompt to answer; read 1, rejected {'empty': 1}"):
+    with refused(ConfigError, "data", 1, {"empty": 1}):
         run_answers(config(tmp_path, target_folder, [{"messages": []}]), store)
     small = tiny.save_target(tmp_path / "small", max_position_embeddings=40)
-    with pytest.raises(ConfigError, match="none of 1 prompts got an answer.*prompt_too_long"):
+    with refused(ConfigError, "data", 1, "prompt_too_long"):
         run_answers(config(tmp_path, small, [{"prompt": "l" * 80}]), store)
 
 
@@ -272,7 +273,7 @@ def test_all_refused_is_an_error_with_the_servers_words_and_is_asked_again(
 ):
     cfg = config(tmp_path, target_folder)
     monkeypatch.setattr(answers, "_engine", lambda job: Refusing(TEXTS))
-    with pytest.raises(ConfigError, match="none of 10 prompts got an answer.*status 400: too spicy"):
+    with refused(ConfigError, "data", 10, 400, "too spicy"):
         run_answers(cfg, store)
     monkeypatch.setattr(answers, "_engine", lambda job: Scripted())
     assert run_answers(cfg, store).manifest.counts["rows"] == 10

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import tiny
 from tiny_answers import Scripted, config
+from tiny_errors import refused
 
 from pipeline.config import (
     ConfigError,
@@ -69,7 +70,7 @@ def test_a_config_that_cannot_run_is_named(
 def test_a_tokenizer_without_a_template_is_named(tmp_path: Path, store: Store):
     folder = tiny.save_target(tmp_path / "bare")
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigError, match="bare: its tokenizer has no chat template"):
+    with refused(ConfigError, f"target.path={folder}", "chat_template.jinja"):
         run_answers(config(tmp_path, folder), store)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tiny_capture_vllm import FAILED, by_vllm, captured, check_equal, config_of, ended, leftovers
+from tiny_errors import refused
 
 from pipeline.config import ConfigError, VllmConfig
 from pipeline.store.artifacts import Artifact, Store
@@ -19,7 +20,7 @@ from stages.cache.vllm_process import Worker, WorkerError, environment_of, vllm_
 def test_a_worker_that_fails_is_named_and_nothing_half_is_written(
     fault: str, target_folder: Path, tmp_path: Path, table: Path
 ) -> None:
-    with pytest.raises(WorkerError, match=FAILED[fault]):
+    with refused(WorkerError, *FAILED[fault]):
         captured(by_vllm(target_folder, tmp_path, table, fault))
     (partial,) = (tmp_path / "cache/tiny_words").glob(".partial-*")
     assert [path.name for path in partial.glob("segments/*")] == ([] if fault == "refuses" else ["00000"])
@@ -38,7 +39,7 @@ def test_a_rerun_after_a_hang_goes_on(
         yield from states(self, batches)
 
     monkeypatch.setattr(VllmTarget, "states", impatient)
-    with pytest.raises(WorkerError, match="vLLM said nothing for 1.5 s .capture.vllm.timeout.; its log is"):
+    with refused(WorkerError, 1.5, "capture.vllm.timeout", "worker.log"):
         captured(by_vllm(target_folder, tmp_path, table, "hangs"))
     monkeypatch.setattr(VllmTarget, "states", states)
     child = int((tmp_path / "cache/tiny_words/child").read_text())
@@ -72,9 +73,9 @@ def test_the_worker_and_its_processes_end_with_a_stage_that_is_killed(tmp_path: 
 
 
 def test_an_interpreter_without_vllm_is_named(target_folder: Path, tmp_path: Path) -> None:
-    for python, said in ((None, "it has no package vllm"), ("/no/python", "No such file")):
+    for python, said in ((None, sys.executable), ("/no/python", "No such file")):
         config = config_of(target_folder, tmp_path, source="vllm", vllm=VllmConfig(python=python))
-        with pytest.raises(ConfigError, match=f"capture.vllm.python=.*{said}"):
+        with refused(ConfigError, "capture.vllm.python=", said):
             captured(config)
     assert not (tmp_path / "cache").exists()
 
@@ -88,7 +89,7 @@ def test_an_option_that_is_decided_here_is_refused(target_folder: Path, tmp_path
     config = config_of(
         target_folder, tmp_path, vllm=VllmConfig(options={"gpu_memory_utilization": 0.5, "model": "x"})
     )
-    with pytest.raises(ConfigError, match=r"capture.vllm.options.model: decided by the target"):
+    with refused(ConfigError, "capture.vllm.options.model"):
         llm_arguments(config, [1], 20)
 
 
