@@ -1,5 +1,19 @@
 """Small contents of summary.json, study.json and comparison.json with unusual numbers, for the tests of the pages."""
 
+from pipeline.report.evaluation import Evaluation
+from pipeline.store.lineage import Ancestor
+
+CREATED = "2026-11-30T03:19:49+00:00"
+ANCESTORS = (
+    Ancestor("draft", "tiny_dspark:v2", "d" * 64, CREATED, "0123456789abcdef"),
+    Ancestor("cache", None, "c" * 64),
+)
+
+
+def evaluation(summary, label="tiny_dspark:v0"):
+    """What the pages are told of an evaluation with this summary."""
+    return Evaluation(label, summary, CREATED, {"torch": "2.13.0"}, "f00dcafe12345678", "e" * 64, ANCESTORS)
+
 
 def told(value, spread=0.1):
     return {"value": value, "interval": None if value is None else [value - spread, value + spread / 3]}

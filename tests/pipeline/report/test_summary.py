@@ -97,15 +97,6 @@ def test_files(folder):
     assert json.dumps(summarise(read_rounds(folder), facts(), 3, 20))
 
 
-def test_the_effective_sampler_is_said(folder):
-    """Pitfall 40."""
-    sampler = {"temperature": 0.7, "top_p": 0.9, "top_k": None, "min_p": None}
-    text = written(folder, facts(sampler=sampler, threshold=0.3, thinking=False))
-    for told in ("sampler: temperature 0.7, top_p 0.9;", "threshold 0.3;", "at most 64", "thinking False"):
-        assert told in text
-    assert "equal to those of" not in text  # draws differ, as they should
-
-
 def test_without_a_baseline(tmp_path):
     (tmp_path / ROUNDS).mkdir()
     write_rounds(tmp_path / ROUNDS / "alpha-00000.parquet", rows("alpha", 0, [3, 3], plain=False))
