@@ -18,7 +18,7 @@ from pipeline import config as schema
 from pipeline.drafts.algorithms import ALGORITHMS
 from pipeline.ranks import free_port
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.target.files import identity
+from pipeline.target.files import identity, template_identity
 from pipeline.target.model import Target
 
 TAPS = [0, 2]
@@ -56,7 +56,8 @@ def make(
 
     target = Target.load(target_config(folder), TAPS)
     spec = CacheSpec(TAPS, target.hidden_size, target.vocab_size, "float32", chunk_tokens=16, shard_tokens=64)
-    settings = {"target": {"identity": identity(folder), "dtype": "float32", "thinking": None, "taps": TAPS}}
+    settings = {"target": {"identity": identity(folder), "dtype": "float32", "taps": TAPS}}
+    settings["target"] |= template_identity(folder, target_config(folder))
     work = store.begin("cache", name, SCHEMA_VERSION, f"print-of-{name}-{list(lengths)}", {}, settings)
     made = samples(target, lengths, heldout)
     segments = [made[i : i + 2] for i in range(0, len(made), 2)]

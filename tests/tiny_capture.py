@@ -40,10 +40,10 @@ def table_of(rows: Sequence[AnswerRow]) -> pa.Table:
     return pa.Table.from_pylist([vars(row) for row in rows], SCHEMA)
 
 
-def answers_of(root: Path, rows: Sequence[AnswerRow]) -> Artifact:
+def answers_of(root: Path, rows: Sequence[AnswerRow], **target: object) -> Artifact:
     """A committed answers artifact, in two files out of order."""
     store = Store(root)
-    work = store.begin("answers", "tiny_words", 1, "a" * 64, {}, {})
+    work = store.begin("answers", "tiny_words", 1, "a" * 64, {}, {"target": target})
     write_answers(work.path / "00001.parquet", rows[:2])
     write_answers(work.path / "00000.parquet", rows[2:])
     return store.commit(work, {})

@@ -124,11 +124,11 @@ def serve(*script: Behaviour, **model) -> Iterator[Server]:
 
 
 def engine(
-    *servers: Server, settings: Settings | None = None, thinking: bool | None = None, **fields
+    *servers: Server, settings: Settings | None = None, thinking: bool | None = None, tokenizer=None, **fields
 ) -> OpenAIEngine:
     values = {"base_urls": [s.url for s in servers], "backoff": 0.01, "timeout": 0.4, "retries": 6} | fields
     return OpenAIEngine(
-        OpenAIConfig(**values), settings or Settings(16, 0.0), tiny.tokenizer(), thinking, EOS
+        OpenAIConfig(**values), settings or Settings(16, 0.0), tokenizer or tiny.tokenizer(), thinking, EOS
     )
 
 

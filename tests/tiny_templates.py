@@ -1,5 +1,8 @@
 """Small chat templates of the shapes that vendors' templates have, for the tiny byte-level tokenizer."""
 
+import shutil
+from pathlib import Path
+
 import tiny
 
 HEADER = "{{- '<|im_start|>' + m.role + '\n' -}}"
@@ -64,6 +67,23 @@ CALLS_WITHOUT_CONTENT = (
     "{{ c.function.name + ' ' + c.function.arguments }}{%- endfor -%}{%- else -%}{{- m.content -}}{%- endif -%}"
     + END + "{%- endfor -%}" + PROMPT
 )  # fmt: skip
+
+
+# Qwen3: without thinking the generation prompt has empty reasoning; and a variable of its own, ``style``.
+SWITCHED = (
+    "{{- style | default('') -}}"
+    + NO_GENERATION_PROMPT
+    + "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}"
+    "{%- if enable_thinking is defined and not enable_thinking -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}"
+    "{%- endif -%}"
+)
+
+
+def folder_with(template: str, folder: Path, target_folder: Path) -> Path:
+    """A copy of ``target_folder`` in ``folder`` whose chat template is ``template``."""
+    shutil.copytree(target_folder, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
 
 
 def tokenizer(template: str, *tokens: str):

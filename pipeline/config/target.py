@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from omegaconf import MISSING
 
@@ -26,13 +26,19 @@ class TargetConfig:
     taps: Annotated[list[Annotated[int, at_least(-1)]], NOT_EMPTY, EACH_ONCE] | None = None
     num_taps: Count = 5
     mask_token_id: Natural | None = None  # None: chosen by pipeline/drafts/starts/mask_token.py
-    thinking: bool | None = None  # enable_thinking of the chat template; None: the template's default
+    thinking: bool | None = None  # of the chat template's own switch; None: the template's default
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # more variables of the chat template
     device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
     tensor_parallel: Count = 1  # ranks that hold the target together while its states are captured
     attention: str = "auto"  # as transformers names it (sdpa, eager, ...); auto: sdpa where the target has it
     trust_remote_code: bool = False
     package: str | None = None  # installed package that carries the weights as GGUF ...
     gguf: str | None = None  # ... and the file's name in it; converted once into the user's cache
+
+    @property
+    def rendering(self) -> Any:
+        """What the chat template is told, for fingerprints: ``thinking`` alone where there is no more."""
+        return [self.thinking, self.template_kwargs] if self.template_kwargs else self.thinking
 
     def contradictions(self, answers_source: str, steps: Sequence[str]) -> Iterator[str]:
         """What cannot be together in ``target``, or of it with the stage's ``steps``."""

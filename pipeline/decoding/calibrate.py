@@ -76,7 +76,9 @@ def make_plan(
     }
     limits = [settings.max_new_tokens, settings.calibration_prompts, config.seed]
     # Without the draft, which is compared by itself: an export's is the same under another fingerprint.
-    made_with = fingerprint(made_of, limits, heldout.contents(config.data))
+    made_with = fingerprint(
+        made_of | {"thinking": config.target.rendering}, limits, heldout.contents(config.data)
+    )
     return CalibrationPlan(folder, draft_contents(folder), made_with=made_with, **made_of)
 
 

@@ -16,7 +16,7 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.prompts.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts
 from pipeline.store.artifacts import Artifact
-from pipeline.target.files import identity
+from pipeline.target.files import check_template, identity, template_identity
 from pipeline.target.location import locate
 from pipeline.target.tensors import TargetTensors
 
@@ -44,17 +44,17 @@ class EvaluationJob:
 def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
     """Identify the evaluation by its draft, target, benchmarks and settings.
 
-    Raises ``ConfigError`` where the draft was trained in another thinking mode, or cannot be calibrated as asked.
+    Raises ``ConfigError`` where the draft was trained with another template, or cannot be calibrated as asked.
     """
     settings = section(config.evaluate)
     sampler = Sampler(**{name: settings[name] for name in ("temperature", "top_p", "top_k", "min_p")})
     benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
     folder, name, made_of = identify(draft)
-    check_thinking(config, draft)
+    check_template_of(config, draft)
     target = identity(locate(config.target))
     calibration = calibrate.make_plan(config, draft, folder, sampler, target)
     parts = [
-        SCHEMA_VERSION, made_of, target, config.target.dtype, config.target.thinking,
+        SCHEMA_VERSION, made_of, target, config.target.dtype, config.target.rendering,
         config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
         [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
         calibration and calibration.made_with,
@@ -98,14 +98,11 @@ def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
     return draft, name, draft_contents(draft)
 
 
-def check_thinking(config: Config, draft: Artifact | Path) -> None:
-    """Raise ``ConfigError`` where the draft was trained in another thinking mode (pitfall 4)."""
-    trained = draft.manifest.config.get("target", {}) if isinstance(draft, Artifact) else {}
-    thinking = config.target.thinking
-    if trained.get("thinking", thinking) != thinking:
-        raise ConfigError(
-            f"target.thinking={thinking}: expected {trained['thinking']}, with which the draft was trained"
-        )
+def check_template_of(config: Config, draft: Artifact | Path) -> None:
+    """Raise ``ConfigError`` where the draft was trained with another chat template, or on other terms (pitfall 4)."""
+    now = template_identity(locate(config.target), config.target)
+    if isinstance(draft, Artifact):
+        check_template(draft.manifest.config.get("target", {}), now, f"the draft {draft.reference}")
 
 
 def content_of(config: Config, benchmark: Benchmark) -> Any:

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pipeline.config import ConfigError
 from pipeline.prompts.rows import Message
 
 SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")  # names that templates give to the same thing
 EFFORT = {True: "high", False: "low"}  # of ``reasoning_effort``, which knows no plain off
+# What every template is given or may call; a setting of the same name would break it.
+GIVEN = frozenset(
+    {
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "raise_exception",
+        "strftime_now",
+        "namespace",
+        "range",
+        "dict",
+    }
+)
 PROBE = "\N{SNOWMAN}"  # stands for an answer; no template writes it by itself
 GENERATION = re.compile(
     r"{%-?\s*(?:end)?generation\s*-?%}"
@@ -37,14 +52,14 @@ def render(
     calls as an object or as JSON text, and no content or an empty one beside them: the first way that shows most calls
     is taken.
     """
-    options = _options(tokenizer, thinking) | ({"tools": list(tools)} if tools else {})
+    told = options(tokenizer, thinking) | ({"tools": list(tools)} if tools else {})
     if not any(message.get("tool_calls") for message in messages):
-        return _apply(tokenizer, list(messages), answer_follows, options)
+        return _apply(tokenizer, list(messages), answer_follows, told)
     texts: dict[str, int] = {}
     refusal: TemplateRefusal | None = None
     for way in _ways(messages):
         try:
-            text = _apply(tokenizer, way, answer_follows, options)
+            text = _apply(tokenizer, way, answer_follows, told)
         except TemplateRefusal as error:
             refusal = refusal or error
         else:
@@ -68,17 +83,52 @@ def switch(tokenizer: Any) -> str | None:
     return next((name for name in SWITCHES if name in names), None)
 
 
+def options(tokenizer: Any, thinking: bool | None) -> dict[str, Any]:
+    """What the template is told, here and by a server: ``target.template_kwargs``, and ``thinking`` by its switch."""
+    own = dict(getattr(tokenizer, "template_kwargs", None) or {})  # set by pipeline/target/files.py
+    name = None if thinking is None else switch(tokenizer)
+    if name is None:
+        return own
+    return {name: EFFORT[bool(thinking)] if name == "reasoning_effort" else thinking} | own
+
+
+def check_options(tokenizer: Any, thinking: bool | None) -> None:
+    """Raise ``ConfigError`` naming the key of ``options`` that would change nothing, or that is given twice."""
+    own = getattr(tokenizer, "template_kwargs", {})
+    names, key = variables(tokenizer) - GIVEN, switch(tokenizer)
+    told = f"the variables of the target's chat template are {', '.join(sorted(names)) or 'none'}"
+    if thinking is not None and key is None:
+        raise ConfigError(
+            f"target.thinking={thinking}: the chat template has no switch for it ({', '.join(SWITCHES)}), so that it "
+            f"changes nothing; {told}: set target.thinking=null, or the template's own in target.template_kwargs"
+        )
+    if thinking is not None and key in own:
+        raise ConfigError(
+            f"target.thinking={thinking} and target.template_kwargs.{key}={own[key]}: both set {key}; leave one out"
+        )
+    for name in own:
+        if name not in names:
+            raise ConfigError(
+                f"target.template_kwargs.{name}: it changes nothing; {told}: leave it out or name one"
+            )
+
+
+def digest(tokenizer: Any) -> str:
+    """SHA-256 (hex) of the text of the chat template."""
+    return hashlib.sha256(json.dumps(tokenizer.chat_template, sort_keys=True).encode()).hexdigest()
+
+
 def end_of_turn(tokenizer: Any) -> str | None:
     """The token with which an answer ends, as the template writes it, or None where it cannot be told.
 
     Some templates (GLM's) write none: there the answer ends with the token that opens the next turn, and the target
     generates that one.
     """
-    user = {"role": "user", "content": "a"}
+    user, own = {"role": "user", "content": "a"}, options(tokenizer, None)
     talk = [user, {"role": "assistant", "content": PROBE}, user]
     try:
-        after = _apply(tokenizer, talk, False, {}).partition(PROBE)[2]
-        last = _apply(tokenizer, talk[:2], False, {}).partition(PROBE)[2]
+        after = _apply(tokenizer, talk, False, own).partition(PROBE)[2]
+        last = _apply(tokenizer, talk[:2], False, own).partition(PROBE)[2]
     except TemplateRefusal:
         return None
     for text in (last, after):
@@ -86,15 +136,6 @@ def end_of_turn(tokenizer: Any) -> str | None:
         if found:
             return min(found)[1]
     return None
-
-
-def _options(tokenizer: Any, thinking: bool | None) -> dict[str, Any]:
-    """Keyword arguments of the template: the user's own (pipeline/target/files.py sets them), and the switch."""
-    own = dict(getattr(tokenizer, "template_kwargs", None) or {})
-    if thinking is None:
-        return own
-    name = switch(tokenizer) or SWITCHES[0]
-    return {name: EFFORT[thinking] if name == "reasoning_effort" else thinking} | own
 
 
 def _apply(tokenizer: Any, messages: list[Message], answer_follows: bool, options: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from data_specs.manifest import read_json
 from pipeline.config import ConfigError, TargetConfig
-from pipeline.prompts.template import end_of_turn
+from pipeline.prompts.template import check_options, digest, end_of_turn
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TEXT_FILES = (
@@ -142,10 +142,37 @@ def read_whole_config(folder: Path, cfg: TargetConfig) -> Any:
 
 
 def load_tokenizer(folder: Path, cfg: TargetConfig) -> Any:
-    """The target's tokenizer (a ``PreTrainedTokenizerFast``)."""
+    """The target's tokenizer (a ``PreTrainedTokenizerFast``), whose chat template gets ``target.template_kwargs``.
+
+    Raises ``ConfigError`` naming the key that would change nothing in this template.
+    """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=cfg.trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=cfg.trust_remote_code)
+    tokenizer.template_kwargs = cfg.template_kwargs
+    if tokenizer.chat_template:
+        check_options(tokenizer, cfg.thinking)
+    return tokenizer
+
+
+def template_identity(folder: Path, cfg: TargetConfig) -> dict[str, Any]:
+    """All that decides how messages become a prompt, as manifests keep it under ``target``."""
+    return {
+        "chat_template": digest(load_tokenizer(folder, cfg)),
+        "thinking": cfg.thinking,
+        "template_kwargs": cfg.template_kwargs,
+    }
+
+
+def check_template(made: Mapping[str, Any], now: Mapping[str, Any], whose: str) -> None:
+    """Compare the ``template_identity`` that a manifest keeps under ``target`` with this run's.
+
+    Raises ``ConfigError`` naming both where they differ (pitfall 4); ``whose`` names it. What a manifest of
+    before does not know is not compared.
+    """
+    for name, has in now.items():
+        if (had := made.get(name, has)) != has:
+            raise ConfigError(f"target.{name}={has}: expected {had}, as in {whose}")
 
 
 def text_config(config: Any) -> Any:

@@ -62,7 +62,7 @@ def run_answers(config: Config, store: Store) -> Artifact | None:
     if config.plan:
         return None
     name = f"{config.target.name}_{config.data.name}"
-    work = begin_once(store, "answers", name, SCHEMA_VERSION, job.fingerprint, {}, recorded(config))
+    work = begin_once(store, "answers", name, SCHEMA_VERSION, job.fingerprint, {}, recorded(job))
     if isinstance(work, Artifact):
         return _already(work)
     answer_units(job, work)
@@ -122,6 +122,7 @@ def finish(job: AnswersJob, folder: Path) -> dict[str, Any]:
         "notes": {name: n for name, n in counts.items() if not name.startswith("rejected/")},
         "sampling": sampling_of(job),
         "thinking": job.config.target.thinking,
+        "template_kwargs": job.config.target.template_kwargs,
     }
 
 

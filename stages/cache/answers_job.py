@@ -14,6 +14,7 @@ from data_specs.manifest import fingerprint
 from pipeline.config import Config, ConfigError, section
 from pipeline.console import say
 from pipeline.prompts.rows import Message
+from pipeline.prompts.template import digest
 from pipeline.ranks import is_main
 from pipeline.target.architecture import empty_model
 from pipeline.target.files import identity, load_tokenizer
@@ -122,7 +123,7 @@ def _fingerprint(config: Config, folder: Path, prompts: TrainingPrompts, setting
     parts: dict[str, Any] = {
         "engine": answers.source,
         "chunk_prompts": answers.chunk_prompts,
-        "thinking": config.target.thinking,
+        "thinking": config.target.rendering,
     }
     if settings is not None:
         parts |= {"settings": settings.active(), "seed": config.seed}
@@ -132,10 +133,12 @@ def _fingerprint(config: Config, folder: Path, prompts: TrainingPrompts, setting
     return fingerprint("answers", SCHEMA_VERSION, parts, identity(folder), prompts.fingerprint())
 
 
-def recorded(config: Config) -> dict[str, Any]:
-    """The part of ``config`` that the manifest keeps."""
-    names = ("target", "data", "answers")
-    return {name: section(getattr(config, name)) for name in names} | {"seed": config.seed}
+def recorded(job: AnswersJob) -> dict[str, Any]:
+    """The part of the config that the manifest keeps, with the template's digest."""
+    config = job.config
+    kept: dict[str, Any] = {name: section(getattr(config, name)) for name in ("target", "data", "answers")}
+    kept["target"]["chat_template"] = digest(job.tokenizer)
+    return kept | {"seed": config.seed}
 
 
 def seed_of(job: AnswersJob, unit: str, turn: int) -> int:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from data_specs.answers import read_answers
 from data_specs.manifest import fingerprint
 from data_specs.target_cache import SCHEMA_VERSION, CacheError, CacheSpec, segment_bytes, segment_name
 from pipeline import ranks
-from pipeline.config import Config, ConfigError
+from pipeline.config import Config
 from pipeline.console import progress, say, size
 from pipeline.states.index import write_index
 from pipeline.states.samples import Logits, Sample, check_finite
@@ -83,7 +82,9 @@ def _run(config: Config, store: Store, answers: Artifact, group: TargetGroup | N
         return _already(found)
     answers.verify()
     rows = read_answers(answers.path, COLUMNS)
-    _check_thinking(rows, config.target.thinking, answers)
+    template = targets.template_identity(folder, config.target)
+    made = answers.manifest.config.get("target", {})
+    targets.check_template(made, template, f"the answers {answers.reference}")
     plan = plan_capture(rows, config.capture, spec.vocab_size)
     check_positions(plan, getattr(model, "max_position_embeddings", None))
     if config.plan:
@@ -91,7 +92,7 @@ def _run(config: Config, store: Store, answers: Artifact, group: TargetGroup | N
         return None
     engine = _engine(config)
     name = f"{config.target.name}_{config.data.name}"
-    work = begin_once(store, "cache", name, SCHEMA_VERSION, key, parents, _with_commit(settings, folder))
+    work = begin_once(store, "cache", name, SCHEMA_VERSION, key, parents, _told(settings, folder, template))
     if isinstance(work, Artifact):
         return _already(work)
     _capture_all(config, work, plan, spec, group)
@@ -186,20 +187,11 @@ def _settings(config: Config, spec: CacheSpec, folder: Path, streams: int) -> di
     }
 
 
-def _with_commit(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """``settings`` with the commit of a target from the Hub: told, but no part of the fingerprint (the identity is)."""
+def _told(settings: dict[str, Any], folder: Path, template: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` with what identity and parents know in the fingerprint: template, and commit of the Hub."""
     commit = location.snapshot_commit(folder)
-    return settings if commit is None else settings | {"target": settings["target"] | {"commit": commit}}
-
-
-def _check_thinking(rows: pa.Table, thinking: bool | None, answers: Artifact) -> None:
-    """Answers of one thinking mode must not be cached as those of another (pitfall 4)."""
-    modes = set(rows["thinking"].to_pylist())
-    if modes - {thinking}:
-        raise ConfigError(
-            f"target.thinking={thinking}: the answers {answers.reference} were made with thinking="
-            f"{', '.join(sorted(map(str, modes)))}"
-        )
+    more = template if commit is None else template | {"commit": commit}
+    return settings | {"target": settings["target"] | more}
 
 
 def _capture_all(

@@ -17,7 +17,7 @@ from pipeline.console import duration, size, table
 from pipeline.states.samples import plan_segments
 from stages.cache.forecast import expected_seconds, free_bytes
 
-COLUMNS = ("key", "split", "turn", "prompt_ids", "answer_ids", "thinking")
+COLUMNS = ("key", "split", "turn", "prompt_ids", "answer_ids")
 
 
 @dataclass(frozen=True)

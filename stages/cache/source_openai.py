@@ -29,7 +29,7 @@ from pipeline.http_client import (
 )
 from pipeline.prompts.chat import given_answer
 from pipeline.prompts.rows import Message, Rejection
-from pipeline.prompts.template import end_of_turn
+from pipeline.prompts.template import end_of_turn, options
 from stages.cache.source import AnswerReply, AnswerRequest, Refusal, Settings
 
 # What OpenAI's own interface does not know. A setting that is off is sent as off, because vLLM would otherwise take the
@@ -142,8 +142,8 @@ class OpenAIEngine:
         sampling = NEUTRAL | self.settings.active()
         limit = min(int(sampling.pop("max_new_tokens")), request.limit)
         body: dict[str, Any] = {"model": self.model, "messages": request.messages, "max_tokens": limit}
-        if self.thinking is not None:
-            body["chat_template_kwargs"] = {"enable_thinking": self.thinking}
+        if told := options(self.tokenizer, self.thinking):
+            body["chat_template_kwargs"] = told
         body |= sampling | {"seed": seed, RETURN_IDS: True}
         return {name: value for name, value in body.items() if name not in self.unknown}
 

@@ -28,7 +28,7 @@ from pipeline.decoding.job import (
     ELSEWHERE,
     INCIDENTAL,
     KIND,
-    check_thinking,
+    check_template_of,
     chunks,
     content_of,
     counts_of,
@@ -216,7 +216,7 @@ def make_job(
     }
     measured = fingerprint(
         "served", SCHEMA_VERSION, config.engine, config.server, config.plain_server, config.client.note,
-        [asdict(one) for one in identities], made_of, identity(locate(config.target)), config.target.thinking,
+        [asdict(one) for one in identities], made_of, identity(locate(config.target)), config.target.rendering,
         config.seed, settings, [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
     )  # fmt: skip
     promised = find_promised(store, made_of, config.evaluate.benchmarks)
@@ -234,7 +234,7 @@ def _draft(config: Config, draft: Artifact | Path | None) -> tuple[str | None, s
     """(name, fingerprint) of the draft that is served; an export's is that of the draft it was made from."""
     if draft is None:
         return None, None
-    check_thinking(config, draft)
+    check_template_of(config, draft)
     if isinstance(draft, Path) and (draft / MANIFEST).is_file():
         manifest = read_manifest(draft)
         return manifest.name, manifest.parents.get("draft", manifest.fingerprint)

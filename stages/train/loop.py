@@ -78,6 +78,10 @@ def run_train(config: Config, store: Store, cache: Artifact) -> Artifact | None:
 def _train(setup: Setup, store: Store, name: str, inputs: str, claim: Lease) -> Artifact:
     """Train and commit the draft ``name`` of the fingerprint ``inputs``, in the group of all ranks."""
     settings, parents = section(setup.config), {"cache": setup.cache.manifest.fingerprint}
+    made = setup.cache.manifest.config[
+        "target"
+    ]  # The text of the template is in it; the config has the rest.
+    settings["target"] |= {key: made[key] for key in ("chat_template",) if key in made}
     work = store.begin("draft", name, SCHEMA_VERSION, inputs, parents, settings)
     tracker = Tracker(
         setup.config.tracking, store.root, work.path / RUN, inputs[:16], name, settings, ranks.is_main()

@@ -24,7 +24,7 @@ from pipeline.drafts.registry import ALGORITHMS, Start, build, chosen_taps, supe
 from pipeline.drafts.starts.mask_token import choose
 from pipeline.states.reader import CacheReader
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.target.files import identity, load_tokenizer
+from pipeline.target.files import check_template, identity, load_tokenizer
 from pipeline.target.location import locate
 from pipeline.target.tensors import TargetTensors, load_layers, load_tensors
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, heldout_numbers
@@ -216,12 +216,13 @@ def with_start(config: Config, store: Store) -> Config:
 
 def prepare(config: Config, cache: Artifact) -> Setup:
     """Check the config against the cache and the target."""
-    setup = Setup(config, cache)
     made, target = cache.manifest.config["target"], config.target
+    told = {"thinking": target.thinking, "template_kwargs": target.template_kwargs}
+    check_template(made, told, f"the cache {cache.reference}")
+    setup = Setup(config, cache)
     for key, had, has in (
         ("target", made["identity"], setup.identity),
         ("target.dtype", made["dtype"], target.dtype),
-        ("target.thinking", made["thinking"], target.thinking),
         ("target.taps", made["taps"], made["taps"] if target.taps is None else list(target.taps)),
     ):
         if had != has:

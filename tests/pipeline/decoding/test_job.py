@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import tiny_evaluation
+from tiny_templates import SWITCHED, folder_with
 
 from data_specs.calibration import draft_contents
 from data_specs.evaluation import SCHEMA_VERSION
@@ -110,13 +111,28 @@ def test_a_draft_is_named_by_its_artifact_else_by_its_folder(draft_folder, tmp_p
         identify(tmp_path)
 
 
-def test_another_thinking_mode_than_the_drafts_is_refused(config, draft_folder):
+@pytest.mark.parametrize(
+    ("trained", "now"),
+    [
+        ({"thinking": True}, {"thinking": False}),
+        ({"template_kwargs": {}}, {"template_kwargs": {"style": "terse"}}),
+        ({"chat_template": "f" * 64}, {}),
+    ],
+)
+def test_another_template_than_the_drafts_is_refused(
+    config, draft_folder, target_folder, tmp_path, trained, now
+):
     """Pitfall 4."""
-    draft = committed(Store(config.artifacts), draft_folder, target={"thinking": True})
-    config.target.thinking = True
-    assert make_job(config, draft).name == "tiny_dspark"
-    config.target.thinking = False
-    with pytest.raises(ConfigError, match="target.thinking=False: .*True"):
+    draft = committed(Store(config.artifacts), draft_folder, target=trained)
+    config.target.path = str(folder_with(SWITCHED, tmp_path / "switched", target_folder))
+    ((key, had),) = trained.items()
+    if now:
+        setattr(config.target, key, had)
+        assert make_job(config, draft).name == "tiny_dspark"
+        setattr(config.target, key, now[key])
+    with pytest.raises(
+        ConfigError, match=f"^target.{key}=.*: expected {had}, as in the draft tiny_dspark:v0$"
+    ):
         make_job(config, draft)
 
 

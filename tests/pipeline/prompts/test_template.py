@@ -1,8 +1,19 @@
+from typing import Any
+
 import pytest
 import tiny
 import tiny_templates as templates
 
-from pipeline.prompts.template import TemplateRefusal, end_of_turn, render, switch, variables
+from pipeline.config import ConfigError
+from pipeline.prompts.template import (
+    TemplateRefusal,
+    check_options,
+    end_of_turn,
+    options,
+    render,
+    switch,
+    variables,
+)
 
 USER = {"role": "user", "content": "q"}
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"q": "x"}}}
@@ -71,6 +82,44 @@ def test_the_users_own_settings_reach_the_template() -> None:
     made = templates.tokenizer("{{ style | default('plain') }}")
     made.template_kwargs = {"style": "terse"}
     assert render(made, [USER], None, True) == "terse"
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking", "own", "told"),
+    [
+        (templates.SWITCHED, None, {}, {}),
+        (templates.SWITCHED, False, {"style": "t"}, {"enable_thinking": False, "style": "t"}),
+        ("{{ reasoning_effort }}", True, {}, {"reasoning_effort": "high"}),
+        ("{{ reasoning_effort }}", None, {"reasoning_effort": "medium"}, {"reasoning_effort": "medium"}),
+    ],
+)
+def test_what_a_template_is_told(
+    template: str, thinking: bool | None, own: dict[str, Any], told: dict[str, Any]
+) -> None:
+    made = templates.tokenizer(template)
+    made.template_kwargs = own
+    check_options(made, thinking)
+    assert options(made, thinking) == told
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking", "own", "message"),
+    [
+        (tiny.TEMPLATE, False, {}, r"^target\.thinking=False: .* are none: set target\.thinking=null"),
+        ("{{ style }}", True, {}, r"^target\.thinking=True: .* are style: "),
+        (templates.SWITCHED, None, {"stile": 1}, r"^target\.template_kwargs\.stile: .* are enable_thinking, style:"),
+        ("{{ messages }}", None, {"messages": []}, r"^target\.template_kwargs\.messages: .* are none"),
+        (templates.SWITCHED, False, {"enable_thinking": True},
+         r"^target\.thinking=False and target\.template_kwargs\.enable_thinking=True: "),
+    ],
+)  # fmt: skip
+def test_a_setting_that_changes_nothing_is_an_error(
+    template: str, thinking: bool | None, own: dict[str, Any], message: str
+) -> None:
+    made = templates.tokenizer(template)
+    made.template_kwargs = own
+    with pytest.raises(ConfigError, match=message):
+        check_options(made, thinking)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import random
 import signal
@@ -7,6 +8,7 @@ import pytest
 import tiny
 from tiny_answers import TEXTS, Refusing, Scripted, config, files, kill_after, many, run
 from tiny_errors import refused
+from tiny_templates import SWITCHED, folder_with
 from transformers import AutoTokenizer
 
 from data_specs.answers import read_answers
@@ -86,11 +88,23 @@ def test_benchmark_prompts_are_never_answered(tmp_path: Path, target_folder: Pat
     assert artifact.manifest.counts["rows"] == 10 - left_out
 
 
-def test_thinking_is_recorded(tmp_path: Path, target_folder: Path, store: Store):
+def test_what_the_template_was_told_is_recorded_and_in_every_prompt(
+    tmp_path: Path, target_folder: Path, store: Store
+):
     """Pitfall 4."""
-    artifact = run_answers(config(tmp_path, target_folder, target={"thinking": False}), store)
-    assert artifact.manifest.counts["thinking"] is False
-    assert set(read_answers(artifact.path)["thinking"].to_pylist()) == {False}
+    folder = folder_with(SWITCHED, tmp_path / "target", target_folder)
+    told = {"thinking": False, "template_kwargs": {"style": "terse "}}
+    artifact = run_answers(config(tmp_path, folder, [{"turns": ["a", "b"]}], target=told), store)
+    counts, target = artifact.manifest.counts, artifact.manifest.config["target"]
+    assert {name: counts[name] for name in told} == told
+    digest = hashlib.sha256(json.dumps(SWITCHED).encode()).hexdigest()
+    assert {name: target[name] for name in (*told, "chat_template")} == told | {"chat_template": digest}
+    table = read_answers(artifact.path)
+    assert table["thinking"].to_pylist() == [False, False]
+    prompts = [tiny.tokenizer().decode(ids) for ids in table["prompt_ids"].to_pylist()]
+    start, end = "terse <|im_start|>user\na<|im_end|>\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert prompts[0] == start + end
+    assert prompts[1].startswith(start) and prompts[1].endswith("<|im_start|>user\nb<|im_end|>\n" + end)
 
 
 def test_turns_are_answered_one_by_one(tmp_path: Path, target_folder: Path):

@@ -4,6 +4,7 @@ import pytest
 import tiny
 from tiny_answers import Scripted, config
 from tiny_errors import refused
+from tiny_templates import SWITCHED, folder_with
 
 from pipeline.config import (
     ConfigError,
@@ -22,6 +23,7 @@ from stages.cache.answers_job import prepare
         {"answers": {"temperature": 1.0}},
         {"answers": {"chunk_prompts": 5}},
         {"target": {"thinking": False}},
+        {"target": {"template_kwargs": {"style": "terse"}}},
         {"seed": 1},
         {"data": {"heldout": 0.9}},
         {"rows": [{"prompt": "other"}]},
@@ -29,8 +31,23 @@ from stages.cache.answers_job import prepare
 )
 def test_what_changes_answers_changes_the_fingerprint(tmp_path: Path, target_folder: Path, changes: dict):
     """Pitfalls 4 and 13."""
-    before = prepare(config(tmp_path, target_folder)).fingerprint
-    assert prepare(config(tmp_path, target_folder, **changes)).fingerprint != before
+    folder = folder_with(SWITCHED, tmp_path / "target", target_folder)
+    before = prepare(config(tmp_path, folder)).fingerprint
+    assert prepare(config(tmp_path, folder, **changes)).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"thinking": True}, "target.thinking=True"),
+        ({"template_kwargs": {"a": 1}}, "target.template_kwargs.a"),
+    ],
+)
+def test_a_setting_that_the_template_does_not_read_is_refused(
+    tmp_path: Path, target_folder: Path, settings: dict, key: str
+):
+    with pytest.raises(ConfigError, match=f"^{key}: "):
+        prepare(config(tmp_path, target_folder, target=settings))
 
 
 def test_what_only_changes_the_computing_does_not(tmp_path: Path, target_folder: Path):

@@ -4,15 +4,18 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from tiny_capture import ROWS, answers_of, claims_of, config_of, planned, row_of, run, same_contents, start
+from tiny_capture import ROWS, answers_of, claims_of, config_of, planned, run, same_contents, start
 from tiny_errors import refused
+from tiny_templates import SWITCHED, folder_with, tokenizer
 
 from data_specs.manifest import ManifestError, folder_records
 from data_specs.target_cache import CacheError
 from pipeline.config import ConfigError
+from pipeline.prompts.template import digest
 from pipeline.states.reader import CacheReader
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.model import States, Target
@@ -121,16 +124,25 @@ def test_token_counts_tell_which_ids_occur(made: Artifact) -> None:
     assert counts[250:].sum() == 0
 
 
-@pytest.mark.parametrize(("configured", "answered"), [(None, True), (False, True), (True, None)])
-def test_another_thinking_mode_is_refused(
-    target_folder: Path, tmp_path: Path, configured: bool | None, answered: bool | None
+@pytest.mark.parametrize(
+    ("key", "configured", "answered"),
+    [
+        ("thinking", None, True),
+        ("thinking", False, None),
+        ("template_kwargs", {"style": "a"}, {"style": "b"}),
+        ("chat_template", digest(tokenizer(SWITCHED)), "another"),
+    ],
+)
+def test_answers_of_another_template_are_refused(
+    target_folder: Path, tmp_path: Path, key: str, configured: Any, answered: Any
 ) -> None:
     """Pitfall 4."""
-    config = config_of(target_folder, tmp_path)
-    config.target.thinking = configured
-    rows = [row_of(0, 3, 3, thinking=configured), row_of(1, 3, 3, thinking=answered)]
-    with refused(ConfigError, f"target.thinking={configured}", "tiny_words:v0", answered):
-        run_capture(config, Store(tmp_path), answers_of(tmp_path, rows))
+    folder = folder_with(SWITCHED, tmp_path / "target", target_folder)
+    config = config_of(folder, tmp_path)
+    if key != "chat_template":
+        setattr(config.target, key, configured)
+    with refused(ConfigError, f"target.{key}", str(configured), "tiny_words:v0", answered):
+        run_capture(config, Store(tmp_path), answers_of(tmp_path, ROWS, **{key: answered}))
 
 
 def test_states_that_are_not_finite_name_the_sample(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import tiny
+import tiny_templates
 from tiny_server import Handler, ask, body_of, engine, request, serve, status
 
 from pipeline.prompts.rows import Rejection
@@ -13,14 +14,16 @@ from stages.cache.source import Settings
 def test_every_setting_goes_under_its_own_name():
     """Pitfall 14."""
     settings = Settings(50, 0.7, 0.9, 20, 0.05, 1.1, 0.2, 0.3)
+    tokenizer = tiny_templates.tokenizer("{{ reasoning_effort }}{{ style }}")
+    tokenizer.template_kwargs = {"style": "terse"}
     with serve() as server:
-        ask(engine(server, settings=settings, thinking=False))
+        ask(engine(server, settings=settings, thinking=False, tokenizer=tokenizer))
     assert server.payloads == [
         {
             "model": "tiny", "messages": [{"role": "user", "content": "q"}], "max_tokens": 50, "seed": 7,
             "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1,
             "presence_penalty": 0.2, "frequency_penalty": 0.3,
-            "chat_template_kwargs": {"enable_thinking": False}, "return_token_ids": True,
+            "chat_template_kwargs": {"reasoning_effort": "low", "style": "terse"}, "return_token_ids": True,
         }
     ]  # fmt: skip
 

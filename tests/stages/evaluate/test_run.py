@@ -165,6 +165,15 @@ def test_a_draft_that_is_an_artifact_is_the_parent_and_its_study_is_shown(config
     assert html_page.wrong_numbers(page, {"": json.loads((made.path / SUMMARY).read_text())}, study) == []
 
 
+def test_a_setting_that_the_template_does_not_read_is_refused_before_any_model_is_loaded(
+    config, store, draft_folder, monkeypatch
+):
+    config.target.thinking = False
+    monkeypatch.delattr(run.Target, "load")
+    with pytest.raises(ConfigError, match="^target.thinking=False: "):
+        run_evaluate(config, store, draft_folder)
+
+
 def test_a_draft_that_does_not_fit_is_refused_before_the_target_is_loaded(
     config, store, draft_folder, tmp_path, monkeypatch
 ):

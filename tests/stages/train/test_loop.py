@@ -44,6 +44,8 @@ def test_the_artifact_holds_the_draft_and_nothing_of_the_work(trained) -> None:
     artifact.verify()
     assert artifact.reference == "tiny_dspark:v0"
     assert artifact.manifest.parents == {"cache": store.resolve("cache", "tiny_chat").manifest.fingerprint}
+    made = store.resolve("cache", "tiny_chat").manifest.config["target"]
+    assert artifact.manifest.config["target"]["chat_template"] == made["chat_template"]
     assert artifact.manifest.counts["steps"] == 6
     assert artifact.manifest.counts["trainable"] + 2 * 272 * 32 == artifact.manifest.counts["parameters"]
 
@@ -143,7 +145,10 @@ def test_mask_token_in_the_data_is_refused(cached) -> None:
         loop.run_train(config, cached.store, cached.cache)
 
 
-@pytest.mark.parametrize(("key", "value"), [("taps", [1, 2]), ("thinking", True), ("dtype", "bfloat16")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("taps", [1, 2]), ("thinking", True), ("template_kwargs", {"a": 1}), ("dtype", "bfloat16")],
+)
 def test_a_cache_of_other_settings_is_refused(cached, key: str, value: object) -> None:
     """Pitfalls 4, 13."""
     config = cached.config()
