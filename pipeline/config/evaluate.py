@@ -14,6 +14,7 @@ from pipeline.config.rules import (
     EACH_ONCE,
     NOT_EMPTY,
     Count,
+    DraftSampling,
     MinP,
     Share,
     Temperature,
@@ -44,6 +45,8 @@ class EvaluateConfig:
     top_p: TopP | None = None
     top_k: TopK | None = None
     min_p: MinP | None = None
+    # what a draft proposes at a temperature above 0: a draw at that temperature, or its mode; lossless both
+    draft_sampling: DraftSampling = "target"
     threshold: Share = 0.0  # a block ends before the first slot with a lower confidence
     # fit temperatures of the confidences on held-out prompts; None: if the draft has a confidence head
     calibrate: bool | None = None

@@ -65,6 +65,7 @@ Temperature = Annotated[float, at_least(0)]
 TopP = Annotated[float, Rule("a number above 0 and at most 1", lambda value: 0 < value <= 1)]
 TopK = Count
 MinP = Share
+DraftSampling = Annotated[str, one_of("target", "greedy")]
 
 
 def check_fields(values: object, prefix: str = "") -> None:

@@ -289,7 +289,7 @@ class Engine:
         if self.draft is None or limit < 1:
             return Proposals(anchors.new_empty(len(anchors), 0), None, None)
         return self.draft.propose_all(
-            [one.state for one in live], anchors, self.sampler, self.generator, limit
+            [one.state for one in live], anchors, self.sampler.of_draft, self.generator, limit
         )
 
     def _schedule(self, made: Proposals, room: Array) -> Array:

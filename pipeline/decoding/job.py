@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from data_specs.calibration import draft_contents
 from data_specs.evaluation import SCHEMA_VERSION
 from data_specs.manifest import MANIFEST, file_record, fingerprint, folder_records
-from pipeline.config import Config, ConfigError, section
+from pipeline.config import Config, ConfigError, EvaluateConfig, section
 from pipeline.decoding import calibrate
 from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import read_config
@@ -24,8 +24,9 @@ KIND = "evaluation"
 # Settings that change how the work is split and shown, but not what is measured.
 INCIDENTAL = ("chunk_prompts", "bootstrap")
 PROFILED = ("profile_tokens", "profile_contexts", "profile_repeats")
-# Settings that the fingerprint holds in another form (contents, the calibration's own fingerprint) or not at all.
-ELSEWHERE = ("files", "calibrate", "calibration_prompts", "profile", *PROFILED)
+SAMPLING = tuple(field.name for field in fields(Sampler))
+# Settings that the fingerprint holds in another form (contents, what acts, the calibration's own) or not at all.
+ELSEWHERE = ("files", "calibrate", "calibration_prompts", "profile", *PROFILED, *SAMPLING)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
     Raises ``ConfigError`` where the draft was trained with another template, or cannot be calibrated as asked.
     """
     settings = section(config.evaluate)
-    sampler = Sampler(**{name: settings[name] for name in ("temperature", "top_p", "top_k", "min_p")})
+    sampler = sampler_of(config.evaluate)
     benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
     folder, name, made_of = identify(draft)
     check_template_of(config, draft)
@@ -55,7 +56,8 @@ def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
     calibration = calibrate.make_plan(config, draft, folder, sampler, target)
     parts = [
         SCHEMA_VERSION, made_of, target, config.target.dtype, config.target.rendering,
-        config.seed, {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
+        config.seed, sampler.effective(),
+        {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
         [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
         calibration and calibration.made_with,
         [settings[name] for name in PROFILED] if config.evaluate.profile else None,
@@ -63,6 +65,11 @@ def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
     return EvaluationJob(
         folder, name, {"draft": made_of}, benchmarks, sampler, calibration, fingerprint(*parts)
     )
+
+
+def sampler_of(settings: EvaluateConfig) -> Sampler:
+    """How ``evaluate`` wants tokens drawn."""
+    return Sampler(**{name: getattr(settings, name) for name in SAMPLING})
 
 
 def check_fit(folder: Path, tensors: TargetTensors) -> None:

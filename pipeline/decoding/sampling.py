@@ -2,7 +2,7 @@
 
 Leviathan et al. 2023 (arXiv 2211.17192): a drafted token x is accepted with probability
 min(1, p_t(x) / p_d(x)); the first rejection draws from norm(max(p_t - p_d, 0)). What comes out is
-distributed as the target alone.
+distributed as the target alone. A draft may also propose its mode although the target samples: p_d is then one-hot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from pipeline.config.rules import MinP, Temperature, TopK, TopP, check_fields
+from pipeline.config.rules import DraftSampling, MinP, Temperature, TopK, TopP, check_fields
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,15 @@ class Sampler:
     top_p: TopP | None = None
     top_k: TopK | None = None
     min_p: MinP | None = None
+    draft_sampling: DraftSampling = "target"  # greedy: the draft proposes its mode at any temperature
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def of_draft(self) -> Sampler:
+        """How the draft chooses what it proposes; ``accept_all`` makes either choice lossless."""
+        return Sampler() if self.draft_sampling == "greedy" else self
 
     @property
     def greedy(self) -> bool:
@@ -39,7 +45,7 @@ class Sampler:
         return self.temperature == 0
 
     def effective(self) -> dict[str, float | int | None]:
-        """The parameters that act, for the record: at temperature 0 no truncation changes the mode."""
+        """The parameters that act, for the record: at temperature 0 only the mode is left to choose."""
         return {"temperature": 0.0} if self.greedy else asdict(self)
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -97,8 +103,8 @@ def accept_all(
 
     ``tokens`` int64 [N] are the chains of ``counts`` [R] tokens one after the other. ``target_logits`` [N+R, V] are the
     target's, n+1 rows a chain: row i for its drafted token i, row n for the bonus token. ``draft_probabilities`` fp32
-    [N, V] are those the tokens were drawn from; None means that the draft chose each token with certainty (always so
-    at temperature 0, where they are not looked at).
+    [N, V] are those the tokens were drawn from; None means that the draft chose each token with certainty: it is
+    accepted with probability p_t, and a rejection draws from p_t without it. At temperature 0 they are not looked at.
     """
     if sampler.greedy:
         return _accept_greedy(tokens.tolist(), counts, target_logits.argmax(-1).tolist())

@@ -145,7 +145,7 @@ class _Loop:
             return self.nothing
         limit = min(limit, self.draft.max_drafts)
         return self.draft.propose(
-            self.state, self.anchor, self.sampler, self.generator, limit, self.thresholds
+            self.state, self.anchor, self.sampler.of_draft, self.generator, limit, self.thresholds
         )
 
     def _observe(self, tokens: Tensor, hidden: Tensor, last_hidden: Tensor) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from pipeline.decoding.job import (
     content_of,
     counts_of,
     identify,
+    sampler_of,
     selected_prompts,
 )
 from pipeline.decoding.sampling import Sampler
@@ -147,7 +148,7 @@ def run_served(config: Config, store: Store, draft: Artifact | Path | None) -> A
     if not is_main():
         return None
     benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
-    sampler = Sampler(**{n: getattr(config.evaluate, n) for n in ("temperature", "top_p", "top_k", "min_p")})
+    sampler = drafted_by(str(config.engine), sampler_of(config.evaluate))
     asker, identities = connect(config, sampler)
     job = make_job(config, store, draft, benchmarks, sampler, identities)
     found = store.find(KIND, job.fingerprint)
@@ -163,6 +164,14 @@ def run_served(config: Config, store: Store, draft: Artifact | Path | None) -> A
     )
     show(found)
     return found
+
+
+def drafted_by(engine: str, sampler: Sampler) -> Sampler:
+    """``sampler`` as ``engine`` drafts: llama.cpp's drafts are greedy whatever is asked for, and the record says so."""
+    if engine != "llama_cpp" or sampler.greedy:
+        return sampler
+    console.say("llama.cpp drafts greedily: recorded as draft_sampling greedy")
+    return replace(sampler, draft_sampling="greedy")
 
 
 def connect(config: Config, sampler: Sampler) -> tuple[Asker, list[Identity]]:
@@ -217,7 +226,8 @@ def make_job(
     measured = fingerprint(
         "served", SCHEMA_VERSION, config.engine, config.server, config.plain_server, config.client.note,
         [asdict(one) for one in identities], made_of, identity(locate(config.target)), config.target.rendering,
-        config.seed, settings, [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
+        config.seed, sampler.effective(), settings,
+        [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
     )  # fmt: skip
     promised = find_promised(store, made_of, config.evaluate.benchmarks)
     parents = {} if made_of is None else {"served_draft": made_of}

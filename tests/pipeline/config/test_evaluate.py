@@ -12,7 +12,8 @@ def test_defaults():
     assert set(fields.pop("files").values()) == {None}
     assert fields == {
         "benchmarks": [], "prompts": None, "max_new_tokens": 2048, "temperature": 0.0, "top_p": None,
-        "top_k": None, "min_p": None, "threshold": 0.0, "calibrate": None, "calibration_prompts": 64,
+        "top_k": None, "min_p": None, "draft_sampling": "target", "threshold": 0.0, "calibrate": None,
+        "calibration_prompts": 64,
         "sweep": False, "baseline": True, "bootstrap": 1000, "batch": 1, "chunk_prompts": 4, "profile": False,
         "profile_tokens": 128, "profile_contexts": [128, 512], "profile_repeats": 7,
     }  # fmt: skip
@@ -34,6 +35,7 @@ def test_every_benchmark_may_have_a_file():
         "evaluate.top_p=1.5",
         "evaluate.top_k=0",
         "evaluate.min_p=1.5",
+        "evaluate.draft_sampling=loud",
         "evaluate.threshold=1.5",
         "evaluate.threshold=-0.5",
         "evaluate.bootstrap=0",

@@ -349,3 +349,15 @@ def test_without_held_out_prompts_the_keys_are_named(case):
         shutil.copy(path, work.path)
     with pytest.raises(ConfigError, match="data.heldout=0.6: the draft was trained with data.heldout=0.5"):
         run_evaluate(config, store, store.commit(work, {}))
+
+
+def test_drafts_are_chosen_in_the_calibration_as_in_the_evaluation(half_known, tmp_path, capsys):
+    """The record, the calibration and every report say how."""
+    config = config_of(half_known[0], tmp_path, temperature=1.0, draft_sampling="greedy")
+    shutil.copytree(half_known[1], tmp_path / "half")
+    made = run_evaluate(config, Store(config.artifacts), tmp_path / "half")
+    acting = {"temperature": 1.0, "top_p": None, "top_k": None, "min_p": None, "draft_sampling": "greedy"}
+    assert made.manifest.config["sampler"] == summary(made)["facts"]["sampler"] == acting
+    assert calibration_in(made.path)["sampler"] == acting
+    assert "draft_sampling greedy" in capsys.readouterr().out
+    assert "draft_sampling" in (made.path / "report.html").read_text()

@@ -1,6 +1,7 @@
 """What identifies an evaluation, which drafts it refuses, and how its prompts are shared out."""
 
 import copy
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -11,7 +12,7 @@ from tiny_templates import SWITCHED, folder_with
 
 from data_specs.calibration import draft_contents
 from data_specs.evaluation import SCHEMA_VERSION
-from pipeline.config import ConfigError
+from pipeline.config import ConfigError, EvaluateConfig
 from pipeline.decoding.job import (
     check_fit,
     chunks,
@@ -19,8 +20,10 @@ from pipeline.decoding.job import (
     counts_of,
     identify,
     make_job,
+    sampler_of,
     selected_prompts,
 )
+from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import CheckpointError
 from pipeline.prompts.benchmarks import load_benchmark
 from pipeline.store.artifacts import Store
@@ -58,7 +61,7 @@ def test_a_job_is_what_was_asked_for(config, draft_folder):
 @pytest.mark.parametrize(
     "change",
     [
-        {"temperature": 0.7}, {"top_p": 0.9}, {"max_new_tokens": 11}, {"threshold": 0.1}, {"prompts": 2},
+        {"temperature": 0.7}, {"max_new_tokens": 11}, {"threshold": 0.1}, {"prompts": 2},
         {"baseline": False}, {"benchmarks": ["gsm8k"], "files": "math"}, {"profile": True},
     ],
 )  # fmt: skip
@@ -69,6 +72,23 @@ def test_the_fingerprint_covers_what_is_measured(config, draft_folder, change):
     for name, value in change.items():
         setattr(config.evaluate, name, value)
     assert make_job(config, draft_folder).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    "change", [{"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.1}, {"draft_sampling": "greedy"}]
+)
+def test_sampler_settings_are_part_of_the_fingerprint_where_they_act(config, draft_folder, change):
+    def made(**changes):
+        settings = dataclasses.replace(config.evaluate, **changes)
+        return make_job(dataclasses.replace(config, evaluate=settings), draft_folder).fingerprint
+
+    assert made(**change) == made()
+    assert made(temperature=0.7, **change) != made(temperature=0.7)
+
+
+def test_every_sampler_setting_is_passed_on():
+    settings = EvaluateConfig(temperature=0.7, top_p=0.9, top_k=7, min_p=0.1, draft_sampling="greedy")
+    assert sampler_of(settings) == Sampler(0.7, 0.9, 7, 0.1, "greedy")
 
 
 def test_the_fingerprint_covers_nothing_else(config, draft_folder, tmp_path):

@@ -44,7 +44,7 @@ def test_bad_fields_are_named(settings):
 def test_effective_sampler():
     """At temperature 0 truncation does nothing, and is not said to act (pitfall 40)."""
     assert Sampler(0.0, top_p=0.9).effective() == {"temperature": 0.0}
-    said = {"temperature": 0.7, "top_p": None, "top_k": 20, "min_p": None}
+    said = {"temperature": 0.7, "top_p": None, "top_k": 20, "min_p": None, "draft_sampling": "target"}
     assert Sampler(0.7, top_k=20).effective() == said
 
 

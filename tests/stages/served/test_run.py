@@ -240,6 +240,17 @@ def test_llama_cpp_without_a_draft_is_named(config, store):
     assert store.list() == []
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("engine", "drafted"), [("vllm", "target"), ("llama_cpp", "greedy")])
+def test_how_the_server_drafts_is_recorded(config, store, engine, drafted):
+    """llama.cpp has no other way; of vLLM the evaluation says what it was told."""
+    config.evaluate.temperature = 0.7
+    with serving(engine) as fake:
+        made = ask(config, store, fake)
+    assert made.manifest.config["sampler"]["draft_sampling"] == drafted
+    assert json.loads((made.path / SUMMARY).read_text())["facts"]["sampler"]["draft_sampling"] == drafted
+
+
 def test_a_model_of_another_size_is_named(config, store):
     with (
         serving("llama_cpp", hidden=64) as fake,
