@@ -21,6 +21,7 @@ from pipeline.store.artifacts import Store
 from stages.export import hub, llama_cpp, mlx, sglang, speculators, vllm
 from stages.export.adopt import run_import
 from stages.export.capabilities import refusal
+from stages.export.layouts import LAYERS, STATES, eagle3_layout
 from stages.export.run import compare
 from stages.export.source import DraftSource, EngineLayout, read_source
 
@@ -266,19 +267,16 @@ EAGLE3 = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "form,taps",
-    [
-        ("vllm", {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}),
-        ("llama_cpp", {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}),
-        (
-            "sglang",
-            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}},
-        ),
-    ],
-)
-def test_eagle3_numbers_its_taps_as_its_reader_does(tmp_path: Path, form: str, taps: dict) -> None:
-    layout = plan(form, saved("eagle3_llama", tmp_path)[1])
+NUMBERED = {
+    STATES: {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+    LAYERS: {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}},
+}
+
+
+@pytest.mark.parametrize("names", [(STATES,), (LAYERS,), (STATES, LAYERS)])
+def test_eagle3_says_its_taps_under_each_name_that_is_asked_for(tmp_path: Path, names: tuple) -> None:
+    layout = eagle3_layout(saved("eagle3_llama", tmp_path)[1], names)
+    taps = {field: value for name in names for field, value in NUMBERED[name].items()}
     assert layout.config == EAGLE3 | taps
     assert (
         "midlayer.self_attn.q_proj.weight" in layout.tensors
@@ -306,14 +304,6 @@ def test_eagle3_without_a_head_of_its_own_says_no_size(tmp_path: Path, form: str
     layout = plan(form, source)
     assert layout.config["draft_vocab_size"] is None and "lm_head.weight" not in layout.tensors
     compare(write(layout, tmp_path / form), source)
-
-
-def test_eagle3_with_a_qwen3_layer_is_vllms_own(tmp_path: Path) -> None:
-    layout = plan("vllm", saved("eagle3", tmp_path)[1])
-    assert layout.config["architectures"] == ["Eagle3Qwen3ForCausalLM"]
-    assert layout.config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2, 3, 4]
-    assert layout.config["num_aux_hidden_states"] == 5 and layout.config["norm_before_residual"] is False
-    assert "layers.0.self_attn.q_norm.weight" in layout.tensors
 
 
 def test_speculators(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 import pytest
 from tiny_export_store import SAYS, configured, store_with_a_draft
+from tiny_exports import saved
 
 from data_specs.errors import UserError
-from stages.export import run
+from stages.export import llama_cpp, run
 
 
 def test_gguf_files_come_from_the_converter(tmp_path, target_folder) -> None:
@@ -54,3 +55,8 @@ def test_a_converter_that_fails_says_why(
     with pytest.raises(UserError, match=message):
         run.run_export(configured(store, "llama_cpp", **changes), store, draft)
     assert not store.list("export")
+
+
+def test_eagle3_counts_hidden_states(tmp_path) -> None:
+    config = llama_cpp.plan(saved("eagle3_llama", tmp_path)[1]).config
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3] and "eagle_config" not in config
