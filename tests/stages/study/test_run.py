@@ -1,65 +1,29 @@
 """The stage on the tiny target: artifact, resume, what is taken over, refusals, plan."""
 
-import dataclasses
-import json
-
 import numpy as np
 import pytest
+import tiny_study
 import tiny_summary
-import torch
 from safetensors.torch import load_file, save_file
 
-from data_specs.calibration import Calibration, CalibrationFileError, draft_contents, write_calibration
+from data_specs.calibration import CalibrationFileError, draft_contents, write_calibration
 from data_specs.manifest import read_json, write_json
 from data_specs.sps import SpsError
 from data_specs.study import RESULT, StudyError
-from pipeline.config import Config, DrafterConfig, EvaluateConfig, StudyConfig, TargetConfig, TrackingConfig
-from pipeline.drafts.folders.checkpoint import save
-from pipeline.drafts.registry import build
-from pipeline.prompts.benchmarks import load_benchmark, load_prompts
 from pipeline.report import markdown
 from pipeline.store.artifacts import Store
-from pipeline.target.files import identity
-from pipeline.target.tensors import load_tensors
 from stages.study import run
 from stages.study.run import run_study
-
-TABLE = {
-    "name": "box", "machine": "a box", "model": "tiny", "source": "model", "note": "not measured", "context": 0,
-    "position_seconds": 1e-6, "draft": [{"requests": 1, "seconds": 1e-3}, {"requests": 4, "seconds": 2e-3}],
-    "points": [{"tokens": 1, "steps_per_second": 100}, {"tokens": 16, "steps_per_second": 25}],
-}  # fmt: skip
-
-
-def drafted(target_folder, folder, **changes):
-    config = TargetConfig(name="tiny", path=str(target_folder), dtype="float32", device="cpu")
-    torch.manual_seed(1)
-    settings = {"block_size": 3, "depth": 1, "markov_rank": 4} | changes
-    drafter = DrafterConfig(name="dspark", algorithm="dspark", **settings)
-    save(build(drafter, load_tensors(config), [0, 2], mask_token_id=259).eval(), folder / "tiny-draft")
-    return folder / "tiny-draft"
 
 
 @pytest.fixture(scope="module")
 def draft_folder(target_folder, tmp_path_factory):
-    return drafted(target_folder, tmp_path_factory.mktemp("drafts"))
+    return tiny_study.draft_in(tmp_path_factory.mktemp("drafts") / "tiny-draft", target_folder)
 
 
 @pytest.fixture
 def config(target_folder, tmp_path):
-    prompts, table = tmp_path / "math.jsonl", tmp_path / "box.json"
-    prompts.write_text("".join(json.dumps({"question": f"{i} and {i}?"}) + "\n" for i in range(3)))
-    table.write_text(json.dumps(TABLE))
-    return Config(
-        target=TargetConfig(name="tiny", path=str(target_folder), dtype="float32", device="cpu"),
-        evaluate=EvaluateConfig(benchmarks=["gsm8k"], files={"gsm8k": str(prompts)}),
-        study=StudyConfig(
-            policies=["plain", "fixed_1", "algorithm_1"], calibrated=False, max_new_tokens=6, concurrencies=[1, 2],
-            requests_per_slot=1, least_requests=3, timing_tokens=8, sps=[str(table)], simulated_concurrencies=[1, 4],
-            simulated_prefill_tokens=16, arrivals=[0.5],
-        ),
-        tracking=TrackingConfig(mode="none"), artifacts=str(tmp_path / "artifacts"),
-    )  # fmt: skip
+    return tiny_study.config_of(target_folder, tmp_path)
 
 
 def test_a_study_that_is_killed_goes_on_and_others_take_over_its_points(
@@ -130,7 +94,7 @@ def test_refusals(config, draft_folder, target_folder, tmp_path) -> None:
         config.study.calibrated = True
         run_study(config, store, draft_folder)
     config.study.calibrated = False
-    silent = drafted(target_folder, tmp_path, confidence_head=False)
+    silent = tiny_study.draft_in(tmp_path / "silent", target_folder, confidence_head=False)
     with pytest.raises(StudyError, match="algorithm_1 needs a confidence head"):
         run_study(config, store, silent)
     config.study.in_chain = True  # a chain of some hours does not end with a refusal
@@ -152,15 +116,12 @@ FLAT = 0.5012499973958399  # sigmoid(5 / 1000)
 @pytest.fixture
 def calibrated(target_folder, tmp_path):
     """A folder with a draft that is always as sure, and a calibration that is as extreme."""
-    folder = drafted(target_folder, tmp_path)
+    folder = tiny_study.draft_in(tmp_path / "tiny-draft", target_folder)
     weights = load_file(folder / "model.safetensors")
     weights["confidence_head.proj.weight"].mul_(1e-12)
     weights["confidence_head.proj.bias"].fill_(5.0)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    made = Calibration(
-        draft=draft_contents(folder), target=identity(target_folder), sampler={"temperature": 0.0}, dtype="bfloat16",
-        thinking=None, data="d", made_with="m", keys=["k"], rounds=1, temperatures=[1000.0] * 3, before=[], after=[],
-    )  # fmt: skip
+    made = tiny_study.calibration_of(folder, target_folder, [1000.0] * 3)
     write_calibration(folder, made)
     return folder, made
 
@@ -190,29 +151,6 @@ def test_temperatures_reach_the_engine_and_the_pool(
     shown = " ".join(capsys.readouterr().out.split())
     line = "calibrated confidence: ECE 7.8 % -> 1.6 % on average, by position 10.0 % -> 1.1 %, 5.7 % -> 2.0 %"
     assert (line in shown) == use  # of the evaluation that has these temperatures
-
-
-def test_a_foreign_calibration_is_refused_by_name(config, calibrated) -> None:
-    folder, made = calibrated
-    config.study.calibrated, store = True, Store(config.artifacts)
-    key = load_prompts(load_benchmark("gsm8k"), config.evaluate.files["gsm8k"])[1].key
-    for change, message in (
-        (
-            {"target": "u" * 64},
-            "calibration.json: target: expected .*, got uuuuuuuuuuuu...; python -m pipeline",
-        ),
-        (
-            {"sampler": {"temperature": 1.0}},
-            "sampler: expected {'temperature': 0.0}, got {'temperature': 1.0}",
-        ),
-        ({"thinking": True}, "thinking: expected None, got True"),
-        ({"keys": ["k", key]}, "keys: expected none of the prompts of this run, got 1 of them"),
-    ):
-        write_calibration(folder, dataclasses.replace(made, **change))
-        with pytest.raises(CalibrationFileError, match=message):
-            run_study(config, store, folder)
-    write_calibration(folder, made)
-    assert run.make_plan(config, folder).temperatures == [1000.0] * 3  # another type only rounds
 
 
 def test_a_plan_measures_nothing(config, draft_folder, capsys) -> None:
