@@ -37,8 +37,12 @@ SCHEMA = pa.schema(
             "thinking", pa.bool_()
         ),  # enable_thinking of the chat template; null: the template's default
         pa.field("sampling", pa.string(), nullable=False),  # JSON: the settings that were in effect
+        pa.field("tools", pa.string()),  # JSON: definitions of tools in OpenAI's form; null: there are none
     ]
 )
+WITHOUT_TOOLS = SCHEMA.remove(
+    SCHEMA.get_field_index("tools")
+)  # files that were written before rows had tools
 
 
 class AnswersError(UserError):
@@ -59,6 +63,7 @@ class AnswerRow:
     messages: str
     thinking: bool | None
     sampling: str
+    tools: str | None = None
 
 
 def write_answers(path: Path, rows: Iterable[AnswerRow], counts: Mapping[str, int] | None = None) -> None:
@@ -96,7 +101,7 @@ def _open(path: Path) -> pq.ParquetFile:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise AnswersError(f"{path}: expected a Parquet file of answers, got: {error}") from error
-    if not file.schema_arrow.equals(SCHEMA):
+    if not any(file.schema_arrow.equals(known) for known in (SCHEMA, WITHOUT_TOOLS)):
         raise AnswersError(f"{path}: expected the columns {SCHEMA.names}, got {file.schema_arrow.names}")
     return file
 
@@ -104,6 +109,9 @@ def _open(path: Path) -> pq.ParquetFile:
 def _read(path: Path, columns: list[str]) -> pa.Table:
     file = _open(path)
     try:
-        return file.read(columns=columns).replace_schema_metadata(None)
+        table = file.read(columns=columns).replace_schema_metadata(None)
     except (pa.ArrowInvalid, OSError) as error:
         raise AnswersError(f"{path}: expected a Parquet file of answers, got: {error}") from error
+    if "tools" in columns and "tools" not in table.column_names:
+        return table.append_column(SCHEMA.field("tools"), pa.nulls(table.num_rows, pa.string()))
+    return table

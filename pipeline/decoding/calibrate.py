@@ -28,6 +28,7 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.prompts import heldout
 from pipeline.prompts.benchmarks import Prompt
+from pipeline.prompts.template import reads_tools
 from pipeline.ranks import is_main
 from pipeline.store.artifacts import Artifact
 from pipeline.target.ragged import supports
@@ -104,7 +105,8 @@ def obtain(
                 console.say(f"calibration is already there: {place / CALIBRATION} ({said})")
             keep(found, folder, plan)
             return found
-    prompts = heldout.heldout_prompts(config.data, config.evaluate.calibration_prompts, reported)
+    wanted, with_tools = config.evaluate.calibration_prompts, reads_tools(speaker.tokenizer)
+    prompts = heldout.heldout_prompts(config.data, wanted, reported, with_tools)
     # Every draft of every block is verified; nothing is timed, so prompts go together where the target can.
     whole = replace(speaker, threshold=0.0, baseline=False)
     if supports(speaker.target):

@@ -131,7 +131,7 @@ def render(
 ) -> list[int]:
     """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
     try:
-        return render_prompt(tokenizer, messages, thinking)
+        return render_prompt(tokenizer, messages, thinking, prompt.tools)
     except TemplateRefusal as error:
         raise ConfigError(f"benchmark {prompt.benchmark}, prompt {prompt.index}: {error}") from error
 

@@ -13,7 +13,7 @@ import yaml
 import data_specs
 from pipeline.config import ConfigError, SourceConfig, rules
 from pipeline.config.rules import one_of
-from pipeline.prompts.rows import Rejection, messages_of, prompt_key, split_of
+from pipeline.prompts.rows import Message, Rejection, Tool, messages_of, prompt_key, split_of, tools_of
 from pipeline.prompts.sources import Row, load_rows
 
 FOLDER = Path(data_specs.__file__).parent / "benchmarks"
@@ -60,12 +60,13 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a benchmark: system and user messages; each user message is answered in turn."""
+    """One prompt of a benchmark: system and user messages; each user message is answered in turn, with ``tools``."""
 
     benchmark: str
     index: int  # in the benchmark, after selection
     key: str
-    messages: list[dict[str, str]]
+    messages: list[Message]
+    tools: list[Tool] = field(default_factory=list)
 
 
 def load_benchmark(name: str, folder: Path = FOLDER) -> Benchmark:
@@ -90,8 +91,8 @@ def load_prompts(
     A limit keeps the prompts with the smallest keys. Keys are hashes: this choice is as good as a random one, it is the
     same on every machine, and a larger limit only adds prompts. Raises ``ConfigError`` when no prompt is left.
     """
-    messages = [_messages(benchmark, row, where) for where, row in _rows(benchmark, file, folder)]
-    keyed = [(prompt_key(m), m) for m in messages]
+    asked = [_asked(benchmark, row, where) for where, row in _rows(benchmark, file, folder)]
+    keyed = [(prompt_key(*said), said) for said in asked]
     if benchmark.share is not None and file is None:
         share = benchmark.share
         keyed = [(k, m) for k, m in keyed if split_of(k, share.heldout, share.benchmark) == share.split]
@@ -102,7 +103,7 @@ def load_prompts(
         raise ConfigError(
             f"benchmark {benchmark.name}: expected a prompt in {file or benchmark.path}, found none"
         )
-    return [Prompt(benchmark.name, i, key, messages) for i, (key, messages) in enumerate(keyed)]
+    return [Prompt(benchmark.name, i, key, *said) for i, (key, said) in enumerate(keyed)]
 
 
 def _rows(benchmark: Benchmark, file: str | None, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -143,30 +144,32 @@ def _hub_files(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
     return rows.select_columns(benchmark.fields)
 
 
-def _messages(benchmark: Benchmark, row: dict[str, Any], where: str) -> list[dict[str, str]]:
-    """The system and user messages of one row. Its answers are left out, because the target gives its own.
+def _asked(benchmark: Benchmark, row: dict[str, Any], where: str) -> tuple[list[Message], list[Tool]]:
+    """The system and user messages of one row, and its tools. Its answers are left out: the target gives its own.
 
     Raises ``ConfigError`` naming the row, and why it cannot be used.
     """
-    messages = messages_of(_worded(benchmark, row, where))
-    if isinstance(messages, Rejection):
-        raise ConfigError(f"benchmark {benchmark.name}: {where}: cannot be used: {messages}")
+    worded = _worded(benchmark, row, where)
+    messages, tools = messages_of(worded), tools_of(worded)
+    if isinstance(messages, Rejection) or isinstance(tools, Rejection):
+        why = messages if isinstance(messages, Rejection) else tools
+        raise ConfigError(f"benchmark {benchmark.name}: {where}: cannot be used: {why}")
     asked = [
         {"role": m["role"], "content": m["content"]} for m in messages if m["role"] in ("system", "user")
     ]
     assert asked, "messages_of lets no conversation without a user message through"
-    return asked
+    return asked, tools
 
 
 def _worded(benchmark: Benchmark, row: dict[str, Any], where: str) -> dict[str, Any]:
     """The row's ``turns`` or ``messages`` unchanged; else turns worded from its fields; else its ``prompt``."""
     if any(row.get(name) is not None for name in READY):
-        return {name: row[name] for name in (*READY, "system") if row.get(name) is not None}
+        return {name: row[name] for name in (*READY, "system", "tools") if row.get(name) is not None}
     if benchmark.wording and all(name in row for name in benchmark.fields):
         wording = next(w for w in benchmark.wording if w.when is None or row[w.when])
         return {"turns": _turns(wording, row)}
     if row.get("prompt") is not None:
-        return {"prompt": row["prompt"]}
+        return {name: row[name] for name in ("prompt", "tools") if name in row}
     expected = f", or {benchmark.fields}" if benchmark.wording else ""
     said = f"expected turns, messages or prompt{expected}, got {sorted(row)}"
     raise ConfigError(f"benchmark {benchmark.name}: {where}: {said}")

@@ -14,7 +14,7 @@ from os.path import commonprefix
 from typing import Any
 
 from pipeline.prompts.replies import MARKS, opens, split_reasoning
-from pipeline.prompts.rows import Message, Rejection
+from pipeline.prompts.rows import Message, Rejection, Tool
 from pipeline.prompts.template import PROBE, TemplateRefusal, end_of_turn, render
 
 # Marks around reasoning that is empty: templates put them before an answer without reasoning.
@@ -35,7 +35,7 @@ def render_prompt(
     tokenizer: Any,
     messages: Sequence[Message],
     thinking: bool | None,
-    tools: Sequence[dict[str, Any]] | None = None,
+    tools: Sequence[Tool] = (),
 ) -> list[int]:
     """Ids of ``messages`` followed by the generation prompt, by the tokenizer's chat template.
 
@@ -48,7 +48,7 @@ def given_rows(
     tokenizer: Any,
     messages: Sequence[Message],
     thinking: bool | None,
-    tools: Sequence[dict[str, Any]] | None = None,
+    tools: Sequence[Tool] = (),
 ) -> list[GivenRow] | Rejection:
     """One row an assistant turn, each with the history as the template renders it at that turn.
 
@@ -70,7 +70,7 @@ def given_answer(
     tokenizer: Any,
     messages: Sequence[Message],
     thinking: bool | None,
-    tools: Sequence[dict[str, Any]] | None = None,
+    tools: Sequence[Tool] = (),
 ) -> tuple[list[int], list[int]] | Rejection:
     """Prompt ids and answer ids of ``messages``, whose last one is the assistant's answer in text form.
 
@@ -90,8 +90,8 @@ def given_answer(
         probe = render(
             tokenizer, [*messages[:-1], {"role": "assistant", "content": PROBE}], thinking, False, tools
         )
-    except TemplateRefusal:
-        return Rejection("refused_by_template")
+    except TemplateRefusal as error:
+        return Rejection(error.reason)
     if prompt == before and (header := probe[len(before) : probe.find(PROBE)]).strip():
         prompt = before + header  # The template ignores add_generation_prompt.
     if (parted := _parted(prompt, whole, probe, _reasoning(answer))) is None:

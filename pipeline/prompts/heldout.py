@@ -12,9 +12,11 @@ from pipeline.prompts.benchmarks import Prompt
 from pipeline.prompts.rows import (
     Message,
     Rejection,
+    Tool,
     messages_of,
     prompt_key,
     split_of,
+    tools_of,
 )
 from pipeline.prompts.sources import load_rows, local_files
 
@@ -40,37 +42,44 @@ def _source_contents(source: SourceConfig) -> Any:
     return [files, source.limit] if files else asdict(source)
 
 
-def heldout_prompts(data: DataConfig, count: int, reported: Collection[str]) -> list[Prompt]:
+def heldout_prompts(
+    data: DataConfig, count: int, reported: Collection[str], with_tools: bool = True
+) -> list[Prompt]:
     """At most ``count`` held-out prompts, taken from the sources in turn.
 
     Each source is read only as far as needed. Prompts whose key is in ``reported`` are left out, because a calibration
-    is judged on prompts that it never saw. Raises ``ConfigError`` when no prompt is left.
+    is judged on prompts that it never saw, and without ``with_tools`` those that have tools. Raises ``ConfigError``
+    when no prompt is left.
     """
     check(data)
     sources = [_heldout(source, data) for source in data.sources]
-    found: dict[str, list[Message]] = {}
+    found: dict[str, tuple[list[Message], list[Tool]]] = {}
     while sources and len(found) < count:
         for source in list(sources):
-            fresh = (p for p in source if p[0] not in found and p[0] not in reported)
-            key, messages = next(fresh, (None, []))
+            fresh = (
+                p for p in source if p[0] not in found and p[0] not in reported and (with_tools or not p[2])
+            )
+            key, *said = next(fresh, (None, [], []))
             if key is None:
                 sources.remove(source)
             elif len(found) < count:
-                found[key] = messages
+                found[key] = (said[0], said[1])
     if not found:
         raise ConfigError(
             f"data.heldout={data.heldout}: every held-out prompt of data={data.name} is in a benchmark of this "
             f"evaluation, so that none is left for the calibration; {OFF}"
         )
-    return [Prompt(NAME, i, key, messages) for i, (key, messages) in enumerate(found.items())]
+    return [Prompt(NAME, i, key, *said) for i, (key, said) in enumerate(found.items())]
 
 
-def _heldout(source: SourceConfig, data: DataConfig) -> Iterator[tuple[str, list[Message]]]:
-    """(key, system and user messages) of each held-out row of ``source`` that the target can answer."""
+def _heldout(source: SourceConfig, data: DataConfig) -> Iterator[tuple[str, list[Message], list[Tool]]]:
+    """(key, system and user messages, tools) of each held-out row of ``source`` that the target can answer."""
     for row in load_rows(source):
-        messages = messages_of(row)
-        if isinstance(messages, Rejection) or any(m["role"] == "tool" for m in messages):
+        messages, tools = messages_of(row), tools_of(row)
+        if isinstance(messages, Rejection) or isinstance(tools, Rejection):
             continue
-        key = prompt_key(messages)
+        if any(m["role"] == "tool" for m in messages):
+            continue
+        key = prompt_key(messages, tools)
         if split_of(key, data.heldout, data.benchmark) == "heldout":
-            yield key, [m for m in messages if m["role"] != "assistant"]
+            yield key, [m for m in messages if m["role"] != "assistant"], tools

@@ -11,12 +11,16 @@ import hashlib
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from data_specs.manifest import canonical
 
 Message = dict[str, Any]
+Tool = dict[
+    str, Any
+]  # OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}
 ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "tool": "tool",
@@ -57,6 +61,35 @@ def messages_of(row: dict[str, Any] | Rejection) -> list[Message] | Rejection:
         return _checked(_READERS[name](row), row, turns=name == "turns")
     except _RejectedError as rejected:
         return Rejection(str(rejected))
+
+
+def tools_of(row: dict[str, Any] | Rejection) -> list[Tool] | Rejection:
+    """The definitions of tools that stand beside a conversation or in its request; empty where there are none.
+
+    They may be JSON text. ``bad_tools`` is the reason where they are no list of functions with names.
+    """
+    if isinstance(row, Rejection):
+        return row
+    parts = [row, row.get("body"), request := row.get("request")]
+    parts.append(request.get("body") if isinstance(request, dict) else None)
+    given: Any = next((part["tools"] for part in parts if isinstance(part, dict) and part.get("tools")), [])
+    try:
+        listed = _plain(given, "bad_tools")
+        if not isinstance(listed, list):
+            return Rejection("bad_tools")
+        tools = [_tool(item) for item in listed]
+        _check_writable(tools)
+    except _RejectedError as rejected:
+        return Rejection(str(rejected))
+    return tools
+
+
+def calls_of(calls: Any) -> list[dict[str, Any]]:
+    """Tool calls of a server's reply with their arguments as objects. Raises ``TypeError`` for what are none."""
+    try:
+        return [_tool_call(call) for call in calls or ()]
+    except _RejectedError as rejected:
+        raise TypeError(str(rejected)) from None
 
 
 def _unknown(row: dict[str, Any]) -> Rejection:
@@ -209,18 +242,36 @@ def _tool_call(call: Any) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _RejectedError("bad_tool_call")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise _RejectedError("bad_tool_call") from None
-    else:
-        arguments = _without_nulls(arguments)
+    arguments = _plain(function.get("arguments") or {}, "bad_tool_call")
     if not isinstance(arguments, dict | None):
         raise _RejectedError("bad_tool_call")
     said = {"type": "function", "function": {"name": function["name"], "arguments": arguments or {}}}
     return said | ({"id": _text(call["id"])} if call.get("id") else {})
+
+
+def _tool(item: Any) -> Tool:
+    """The definition of one tool, also where the data have the function alone, or its parameters as JSON text."""
+    tool = _plain(item, "bad_tools")
+    if not isinstance(tool, dict):
+        raise _RejectedError("bad_tools")
+    function = tool.get("function", {name: value for name, value in tool.items() if name != "type"})
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _RejectedError("bad_tools")
+    if "parameters" in function:
+        function = function | {"parameters": _plain(function["parameters"], "bad_tools")}
+    return {"type": "function", "function": function}
+
+
+def _plain(value: Any, reason: str) -> Any:
+    """What JSON text says, or ``value`` without nulls; text that is no JSON is rejected for ``reason``."""
+    return _without_nulls(value) if not isinstance(value, str) else _said(value, reason)
+
+
+def _said(text: str, reason: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise _RejectedError(reason) from None
 
 
 def _without_nulls(value: Any, depth: int = 0) -> Any:
@@ -256,8 +307,6 @@ def _check_writable(value: Any, depth: int = 0) -> None:
 
 def _checked(messages: list[Message], row: dict[str, Any], turns: bool) -> list[Message]:
     """``messages``, the row's own ``system`` before them, after the checks of a whole conversation."""
-    if row.get("tools"):
-        raise _RejectedError("tools_not_supported")
     if row.get("system") and not any(message["role"] == "system" for message in messages):
         messages = [{"role": "system", "content": _text(row["system"])}, *messages]
     spoken = messages[1:] if messages and messages[0]["role"] == "system" else messages
@@ -290,10 +339,10 @@ def _check_order(before: str, after: str, turns: bool) -> None:
 # --- naming and splitting -----------------------------------------------------------------------------------
 
 
-def prompt_key(messages: list[Message]) -> str:
-    """SHA-256 (hex) over role and content of all that is not an assistant's: same prompt, same key."""
-    said = [[m["role"], m["content"]] for m in messages if m["role"] != "assistant"]
-    return hashlib.sha256(canonical(said).encode()).hexdigest()
+def prompt_key(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    """SHA-256 (hex) over role and content of all that is not an assistant's, and the tools: same prompt, same key."""
+    said: list[Any] = [[m["role"], m["content"]] for m in messages if m["role"] != "assistant"]
+    return hashlib.sha256(canonical([*said, *([list(tools)] if tools else [])]).encode()).hexdigest()
 
 
 def split_of(key: str, heldout: float, benchmark: float) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.config import ConfigError
-from pipeline.prompts.rows import Message
+from pipeline.prompts.rows import Message, Tool
 
 SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")  # names that templates give to the same thing
 EFFORT = {True: "high", False: "low"}  # of ``reasoning_effort``, which knows no plain off
@@ -38,20 +38,30 @@ RAISED = (TypeError, ValueError, LookupError, AttributeError, RecursionError, Ar
 class TemplateRefusal(ValueError):
     """The chat template raised: it cannot render these messages (it has no system role, say)."""
 
+    reason = "refused_by_template"  # why a row is rejected
+
+
+class NoToolsError(TemplateRefusal):
+    """There are definitions of tools, but the chat template shows none."""
+
+    reason = "tools_not_in_template"
+
 
 def render(
     tokenizer: Any,
     messages: Sequence[Message],
     thinking: bool | None,
     answer_follows: bool,
-    tools: Sequence[dict[str, Any]] | None = None,
+    tools: Sequence[Tool] = (),
 ) -> str:
     """The text of ``messages``, with the generation prompt where an ``answer_follows``. Raises ``TemplateRefusal``.
 
-    ``thinking`` goes to the switch that the template has; None leaves its default. Templates want the arguments of tool
-    calls as an object or as JSON text, and no content or an empty one beside them: the first way that shows most calls
-    is taken.
+    ``tools`` are definitions in OpenAI's form. ``thinking`` goes to the switch that the template has; None leaves its
+    default. Templates want the arguments of tool calls as an object or as JSON text, and no content or an empty one
+    beside them: the first way that shows most calls is taken.
     """
+    if tools and not reads_tools(tokenizer):
+        raise NoToolsError("the chat template does not read tools")
     told = options(tokenizer, thinking) | ({"tools": list(tools)} if tools else {})
     if not any(message.get("tool_calls") for message in messages):
         return _apply(tokenizer, list(messages), answer_follows, told)
@@ -75,6 +85,11 @@ def variables(tokenizer: Any) -> frozenset[str]:
     if isinstance(templates, dict):
         templates = "\n".join(templates.values())
     return _variables(templates)
+
+
+def reads_tools(tokenizer: Any) -> bool:
+    """Whether the template shows definitions of tools."""
+    return "tools" in variables(tokenizer)
 
 
 def switch(tokenizer: Any) -> str | None:
@@ -150,7 +165,11 @@ def _apply(tokenizer: Any, messages: list[Message], answer_follows: bool, option
                 )
             )
         # The method above leaves out what is None; DeepSeek's templates ask whether the content is.
-        settings = tokenizer.special_tokens_map | {"chat_template": tokenizer.get_chat_template()} | options
+        settings = (
+            tokenizer.special_tokens_map
+            | {"chat_template": tokenizer.get_chat_template(tools=options.get("tools"))}
+            | options
+        )
         rendered: Any = render_jinja_template([messages], add_generation_prompt=answer_follows, **settings)
     except (TemplateError, *RAISED) as error:
         raise TemplateRefusal(

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from data_specs.answers import SCHEMA_VERSION, AnswerRow, read_answers, read_counts, write_answers
 from pipeline.config import Config, ConfigError
 from pipeline.console import Bar, progress, say, table
-from pipeline.prompts.chat import given_rows, render_prompt
 from pipeline.prompts.rows import Message, Rejection
 from pipeline.prompts.template import TemplateRefusal
 from pipeline.ranks import is_main, world_size
@@ -181,7 +180,7 @@ def _pending(
     pending: list[tuple[Talk, AnswerRequest]] = []
     for talk in (talk for talk in talks if not talk.over and turn < len(talk.questions)):
         talk.history.append(talk.questions[turn])
-        request = _request(job, engine, talk.history)
+        request = _request(job, engine, talk)
         if isinstance(request, Rejection):
             _end(talk, request, counts)
             done(0)
@@ -196,9 +195,8 @@ def given_unit(
     """Rows and counts of one unit of answers that the data hold."""
     rows: list[AnswerRow] = []
     counts: Counter[str] = Counter()
-    thinking = job.config.target.thinking
     for prompt in job.units[unit]:
-        given = given_rows(job.tokenizer, prompt.messages, thinking)
+        given = job.given(prompt)
         advance(1, 0)
         if isinstance(given, Rejection):
             counts[f"rejected/{given.reason}"] += 1
@@ -213,18 +211,18 @@ def given_unit(
     return rows, counts
 
 
-def _request(job: AnswersJob, engine: AnswerSource, history: list[Message]) -> AnswerRequest | Rejection:
+def _request(job: AnswersJob, engine: AnswerSource, talk: Talk) -> AnswerRequest | Rejection:
     assert job.settings is not None, "given answers ask nobody"
     try:
-        ids = render_prompt(job.tokenizer, history, job.config.target.thinking)
-    except TemplateRefusal:
-        return Rejection("refused_by_template")
+        ids = job.render(talk.prompt, talk.history)
+    except TemplateRefusal as error:
+        return Rejection(error.reason)
     if not job.embeds(ids):
         return Rejection(NO_EMBEDDING)
     room = job.settings.max_new_tokens if engine.context is None else engine.context - len(ids)
     if room < 1:
         return Rejection("prompt_too_long")
-    return AnswerRequest(list(history), ids, min(room, job.settings.max_new_tokens))
+    return AnswerRequest(list(talk.history), ids, min(room, job.settings.max_new_tokens), talk.prompt.tools)
 
 
 def _end(talk: Talk, rejection: Rejection, counts: Counter[str]) -> None:
@@ -242,8 +240,11 @@ def _record_reply(
     talk.rows.append(
         _row(job, talk.prompt, turn, reply.prompt_ids, reply.answer_ids, reply.finish_reason, talk.history)
     )
-    if reply.is_cut_in_reasoning and turn + 1 < len(talk.questions):
-        _end(talk, Rejection("cut_in_reasoning"), counts)
+    if turn + 1 < len(talk.questions):
+        if reply.is_cut_in_reasoning:
+            _end(talk, Rejection("cut_in_reasoning"), counts)
+        elif reply.message.get("tool_calls"):  # The next question was asked after a result that is not there.
+            _end(talk, Rejection("tool_call_without_result"), counts)
     counts["retokenized"] += reply.retokenized
     counts["prompt_ids_differ_from_template"] += (
         reply.prompt_ids != request.prompt_ids and not reply.retokenized
@@ -261,7 +262,7 @@ def _row(
     reason: str,
     said: list[Message],
 ) -> AnswerRow:
-    text = json.dumps(said, ensure_ascii=False)
+    text, tools = (json.dumps(value, ensure_ascii=False) for value in (said, prompt.tools))
     sampling = json.dumps(sampling_of(job), sort_keys=True)
     thinking = job.config.target.thinking
     return AnswerRow(
@@ -275,6 +276,7 @@ def _row(
         text,
         thinking,
         sampling,
+        tools if prompt.tools else None,
     )
 
 

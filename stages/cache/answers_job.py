@@ -13,7 +13,8 @@ from data_specs.answers import SCHEMA_VERSION, AnswerRow
 from data_specs.manifest import fingerprint
 from pipeline.config import Config, ConfigError, section
 from pipeline.console import say
-from pipeline.prompts.rows import Message
+from pipeline.prompts.chat import GivenRow, given_rows, render_prompt
+from pipeline.prompts.rows import Message, Rejection
 from pipeline.prompts.template import digest
 from pipeline.ranks import is_main
 from pipeline.target.architecture import empty_model
@@ -45,6 +46,14 @@ class AnswersJob:
     def embeds(self, ids: Sequence[int]) -> bool:
         """Whether the target has an embedding for every one of ``ids``."""
         return max(ids) < self.embedding_rows
+
+    def render(self, prompt: TrainingPrompt, messages: Sequence[Message]) -> list[int]:
+        """Ids of ``messages`` of ``prompt`` with the generation prompt. Raises ``TemplateRefusal``."""
+        return render_prompt(self.tokenizer, messages, self.config.target.thinking, prompt.tools)
+
+    def given(self, prompt: TrainingPrompt) -> list[GivenRow] | Rejection:
+        """The answers that ``prompt`` has of its own."""
+        return given_rows(self.tokenizer, prompt.messages, self.config.target.thinking, prompt.tools)
 
     @property
     def units(self) -> dict[str, list[TrainingPrompt]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pipeline.config import ConfigError
 from pipeline.console import duration, say, size, table
-from pipeline.prompts.chat import given_rows, render_prompt
 from pipeline.prompts.rows import Message, Rejection
 from pipeline.prompts.template import TemplateRefusal
 from pipeline.ranks import is_main, world_size
@@ -82,7 +81,7 @@ def _sample_lengths(job: AnswersJob, prompt: TrainingPrompt) -> tuple[list[int],
     """Tokens of the samples that ``prompt`` makes in the cache: (at least, at most), one number a turn."""
     longest = job.config.capture.max_length
     if job.settings is None:
-        given = given_rows(job.tokenizer, prompt.messages, job.config.target.thinking)
+        given = job.given(prompt)
         rows = [] if isinstance(given, Rejection) else given
         known = [
             min(longest, len(r.prompt_ids) + len(r.answer_ids)) for r in rows if len(r.prompt_ids) < longest
@@ -90,7 +89,7 @@ def _sample_lengths(job: AnswersJob, prompt: TrainingPrompt) -> tuple[list[int],
         return known, known
     talk, asked, most = talk_of(prompt), 0, []
     for question in talk.questions:  # each counts its own template, so that the sum is no less than the whole
-        asked += _tokens_of(job, [*talk.history, question]) + job.settings.max_new_tokens
+        asked += _tokens_of(job, prompt, [*talk.history, question]) + job.settings.max_new_tokens
         most.append(min(longest, asked))
     first = _first_prompt_tokens(job, prompt)
     return ([first + 1] if 0 < first < longest else []), most
@@ -132,7 +131,7 @@ def plan_lines(job: AnswersJob) -> Iterator[tuple[str, str]]:
 def _given_lines(job: AnswersJob, sample: list[TrainingPrompt], scale: float) -> Iterator[tuple[str, str]]:
     """Lines of the plan for answers that the data hold: a sample is tokenized."""
     started = time.monotonic()
-    given = [given_rows(job.tokenizer, prompt.messages, job.config.target.thinking) for prompt in sample]
+    given = [job.given(prompt) for prompt in sample]
     seconds = time.monotonic() - started
     rows = [row for talk in given if not isinstance(talk, Rejection) for row in talk]
     prompt_tokens = scale * sum(len(row.prompt_ids) for row in rows)
@@ -146,13 +145,13 @@ def _given_lines(job: AnswersJob, sample: list[TrainingPrompt], scale: float) ->
 
 def _first_prompt_tokens(job: AnswersJob, prompt: TrainingPrompt) -> int:
     talk = talk_of(prompt)
-    return _tokens_of(job, talk.history + talk.questions[:1])
+    return _tokens_of(job, prompt, talk.history + talk.questions[:1])
 
 
-def _tokens_of(job: AnswersJob, messages: list[Message]) -> int:
+def _tokens_of(job: AnswersJob, prompt: TrainingPrompt, messages: list[Message]) -> int:
     """Tokens of ``messages`` as a prompt; 0 where the template refuses them."""
     try:
-        return len(render_prompt(job.tokenizer, messages, job.config.target.thinking))
+        return len(job.render(prompt, messages))
     except TemplateRefusal:
         return 0
 

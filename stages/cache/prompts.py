@@ -10,7 +10,7 @@ from typing import Any
 
 from data_specs.manifest import canonical
 from pipeline.config import DataConfig
-from pipeline.prompts.rows import Message, Rejection, messages_of, prompt_key, split_of
+from pipeline.prompts.rows import Message, Rejection, Tool, messages_of, prompt_key, split_of, tools_of
 from pipeline.prompts.sources import load_rows
 
 SPLITS = ("train", "heldout", "benchmark")
@@ -18,12 +18,13 @@ SPLITS = ("train", "heldout", "benchmark")
 
 @dataclass(frozen=True)
 class TrainingPrompt:
-    """One usable row: its key and split (pipeline/prompts/rows.py), its category if it has one, its conversation."""
+    """One usable row: its key and split (pipeline/prompts/rows.py), category if any, conversation and tools."""
 
     key: str
     split: str
     category: str | None
     messages: list[Message]
+    tools: list[Tool] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class TrainingPrompts:
         """SHA-256 over everything that depends on the data: an edited file is another input (pitfall 13)."""
         digest = hashlib.sha256(canonical([self.read, self.rejected]).encode())
         for prompt in self.rows:
-            digest.update(canonical([prompt.key, prompt.split, prompt.category, prompt.messages]).encode())
+            parts = [prompt.key, prompt.split, prompt.category, prompt.messages]
+            digest.update(canonical([*parts, prompt.tools] if prompt.tools else parts).encode())
         return digest.hexdigest()
 
 
@@ -101,21 +103,23 @@ def _rows(data: DataConfig) -> Iterator[dict[str, Any] | Rejection]:
 
 
 def _prompt(row: dict[str, Any] | Rejection, data: DataConfig, given: bool) -> TrainingPrompt | Rejection:
-    messages = messages_of(row)
+    messages, tools = messages_of(row), tools_of(row)
     if isinstance(row, Rejection):
         return row
     if isinstance(messages, Rejection):
         return messages
+    if isinstance(tools, Rejection):
+        return tools
     roles = {message["role"] for message in messages}
     if given and "assistant" not in roles:
         return Rejection("no_answer")
     if not given and "tool" in roles:
         return Rejection("tool_results")
-    key = prompt_key(messages)
+    key = prompt_key(messages, tools)
     category = row.get("category")
     # A category is shown and counted, never tokenised, so that a text that cannot be written may lose a character.
     shown = None if category is None else str(category).encode(errors="replace").decode()
-    return TrainingPrompt(key, split_of(key, data.heldout, data.benchmark), shown, messages)
+    return TrainingPrompt(key, split_of(key, data.heldout, data.benchmark), shown, messages, tools)
 
 
 def _subset(rows: Sequence[TrainingPrompt], limit: int | None) -> list[TrainingPrompt]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pipeline.config import AnswersConfig, ConfigError
 from pipeline.config.rules import MinP, Positive, Temperature, TopK, TopP, check_fields
-from pipeline.prompts.rows import Message, Rejection
+from pipeline.prompts.rows import Message, Rejection, Tool
 
 SHAPING = ("temperature", "top_p", "top_k", "min_p")  # without effect where the target decodes greedily
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -40,11 +40,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """One turn to answer: the messages before it, their ids, and how many tokens the answer may have."""
+    """One turn to answer: the messages before it, their ids, how many tokens the answer may have, and its tools."""
 
     messages: list[Message]
     prompt_ids: list[int]
     limit: int
+    tools: Sequence[Tool] = ()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from pipeline.http_client import (
     pick_model,
 )
 from pipeline.prompts.chat import given_answer
-from pipeline.prompts.rows import Message, Rejection
+from pipeline.prompts.rows import Message, Rejection, calls_of
 from pipeline.prompts.template import end_of_turn, options
 from stages.cache.source import AnswerReply, AnswerRequest, Refusal, Settings
 
@@ -38,6 +38,7 @@ NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "
            "frequency_penalty": 0.0}  # fmt: skip
 RETURN_IDS = "return_token_ids"
 PROMPT_REFUSED = {400, 413, 422}  # of one prompt (too long, a content filter); other 4xx are of the set-up
+ENDED = ("stop", "tool_calls")  # reasons of an answer that the target ended itself
 SEEDS = 2**31
 
 
@@ -142,6 +143,8 @@ class OpenAIEngine:
         sampling = NEUTRAL | self.settings.active()
         limit = min(int(sampling.pop("max_new_tokens")), request.limit)
         body: dict[str, Any] = {"model": self.model, "messages": request.messages, "max_tokens": limit}
+        if request.tools:
+            body["tools"] = list(request.tools)
         if told := options(self.tokenizer, self.thinking):
             body["chat_template_kwargs"] = told
         body |= sampling | {"seed": seed, RETURN_IDS: True}
@@ -169,18 +172,20 @@ class OpenAIEngine:
                 f"{url}: an answer has token id {top}, but the target has {self.vocab_size} ids: "
                 "does it serve another model?"
             )
-        cut = reason == "length" and not message["content"] and "reasoning_content" in message
+        cut = reason == "length" and not message["content"] and "tool_calls" not in message
+        cut = cut and "reasoning_content" in message
         return AnswerReply(prompt_ids or request.prompt_ids, ids, reason, message, is_cut_in_reasoning=cut)
 
     def _from_text(self, request: AnswerRequest, message: Message, reason: str) -> AnswerReply | Rejection:
         """Ids from the text, with the end of turn exactly where the target ended there.
 
         They follow the prompt's own ids: what a template would make of the text need not be what the target generated.
-        Reasoning that the server has taken out of the text is put back by the template.
+        Reasoning and tool calls that the server has taken out of the text are put back by the template.
         """
         prompt_ids = request.prompt_ids
-        if "reasoning_content" in message:
-            made = given_answer(self.tokenizer, [*request.messages, message], self.thinking)
+        if {"reasoning_content", "tool_calls"} & set(message):
+            talk = [*request.messages, message]
+            made = given_answer(self.tokenizer, talk, self.thinking, request.tools)
             if isinstance(made, Rejection):
                 return made
             prompt_ids, ids = made
@@ -190,7 +195,7 @@ class OpenAIEngine:
         if not ids:
             return Rejection("empty_answer")
         return AnswerReply(
-            prompt_ids, [*ids, *[self._end] * (reason == "stop")], reason, message, retokenized=True
+            prompt_ids, [*ids, *[self._end] * (reason in ENDED)], reason, message, retokenized=True
         )
 
     @functools.cached_property
@@ -253,4 +258,6 @@ def _message(said: dict[str, Any]) -> Message:
     reasoning = said.get("reasoning_content") or said.get("reasoning")
     if not isinstance(message["content"], str) or not isinstance(reasoning, str | None):
         raise TypeError("text content")
-    return message | ({"reasoning_content": reasoning} if reasoning else {})
+    calls = calls_of(said.get("tool_calls"))
+    more = {"reasoning_content": reasoning, "tool_calls": calls}
+    return message | {name: value for name, value in more.items() if value}

@@ -176,7 +176,11 @@ def load_ids(config: Config, job: EvaluationJob, tokenizer: object) -> Prompts:
         first = next(n for n, message in enumerate(prompt.messages) if message["role"] == "user")
         try:
             found.append(
-                tuple(render_prompt(tokenizer, prompt.messages[: first + 1], config.target.thinking))
+                tuple(
+                    render_prompt(
+                        tokenizer, prompt.messages[: first + 1], config.target.thinking, prompt.tools
+                    )
+                )
             )
         except TemplateRefusal as error:
             raise ConfigError(f"benchmark {prompt.benchmark}, prompt {prompt.index}: {error}") from error

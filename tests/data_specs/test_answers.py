@@ -74,6 +74,17 @@ def test_damaged_pages_are_named(tmp_path: Path):
         read_answers(tmp_path)
 
 
+def test_a_file_from_before_there_were_tools_has_none(tmp_path: Path):
+    write_answers(tmp_path / "00000.parquet", [row()])
+    pq.write_table(
+        pq.read_table(tmp_path / "00000.parquet").drop_columns("tools"), tmp_path / "00000.parquet"
+    )
+    write_answers(tmp_path / "00001.parquet", [row(tools="[1]")])
+    assert read_answers(tmp_path)["tools"].to_pylist() == [None, "[1]"]
+    assert read_answers(tmp_path, ["turn", "tools"]).to_pydict() == {"turn": [0, 0], "tools": [None, "[1]"]}
+    assert read_answers(tmp_path, ["turn"]).column_names == ["turn"]
+
+
 def test_another_files_columns_are_refused(tmp_path: Path):
     pq.write_table(pa.table({"text": ["x"]}), tmp_path / "00000.parquet")
     with refused(AnswersError, "00000.parquet", "'prompt_ids'", "['text']"):

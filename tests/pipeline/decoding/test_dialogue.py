@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import tiny
+import tiny_templates as templates
 
 from data_specs.evaluation import SCHEMA
 from pipeline.config import ConfigError, TargetConfig
@@ -43,6 +44,17 @@ def test_rows_have_the_columns_of_the_table(speaker):
             assert [row["round"] for row in part] == list(range(len(part)))
             assert [row["finish"] is not None for row in part] == [False] * (len(part) - 1) + [True]
             assert sum(row["emitted"] for row in part) == len(answer_of(rows, turn, mode)) <= 6
+
+
+def test_a_prompts_tools_stand_before_every_turn(speaker):
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    asking = dataclasses.replace(speaker, tokenizer=templates.tokenizer(templates.CALLS_OBJECT))
+    dialogue = Dialogue(asking, dataclasses.replace(PROMPT, tools=tools))
+    first = dialogue.ask()
+    dialogue.follow(asking.tokenizer("yes")["input_ids"])
+    asked = [asking.tokenizer.decode(turn.ids) for turn in (first, dialogue.ask())]
+    assert asked[0] == "[look]<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n"
+    assert asked[1].startswith("[look]") and asked[1].endswith("More.<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_the_history_holds_the_targets_answer(speaker):

@@ -101,6 +101,16 @@ def test_finished_prompts_of_a_local_file_are_taken_as_they_are(tmp_path):
     assert [(p.benchmark, p.index) for p in prompts] == [("gsm8k", 0), ("gsm8k", 1), ("gsm8k", 2)]
 
 
+def test_tools_of_finished_prompts_are_kept(tmp_path):
+    tool = {"type": "function", "function": {"name": "look"}}
+    rows = [{"turns": ["a"], "tools": json.dumps([tool])}, {"prompt": "b", "tools": [tool]}, {"prompt": "c"}]
+    prompts = load_prompts(load_benchmark("gsm8k"), write(tmp_path / "rows.jsonl", *rows))
+    assert [p.tools for p in prompts] == [[tool], [tool], []]
+    assert prompts[0].key == prompt_key([{"role": "user", "content": "a"}], [tool])
+    with pytest.raises(ConfigError, match="row 0: .*bad_tools"):
+        load_prompts(load_benchmark("gsm8k"), write(tmp_path / "bad.jsonl", {"prompt": "c", "tools": 3}))
+
+
 def test_quickstart_benchmarks_hold_what_the_hash_keeps_from_training():
     """Every prompt is in its split by the same hash that stage cache splits with."""
     heldout = load_prompts(load_benchmark("quickstart_heldout"))

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-import tiny
+import tiny_templates as templates
 
 from data_specs.errors import UserError
 from pipeline.config import DataConfig, SourceConfig
@@ -111,7 +111,11 @@ class Fuzz:
 
 @pytest.mark.parametrize("given", [True, False])
 def test_no_row_ends_a_run_without_a_reason(tmp_path: Path, given: bool) -> None:
-    fuzz, path, tokenizer = Fuzz(int(given)), tmp_path / "one.jsonl", tiny.tokenizer()
+    fuzz, path, tokenizer = (
+        Fuzz(int(given)),
+        tmp_path / "one.jsonl",
+        templates.tokenizer(templates.CALLS_OBJECT),
+    )
     data = DataConfig("fuzz", [SourceConfig(str(path))], 0.3, 0.0)
     used = rejected = named = 0
     for line in [*(fuzz.line() for _ in range(500)), *ODD]:
@@ -127,6 +131,9 @@ def test_no_row_ends_a_run_without_a_reason(tmp_path: Path, given: bool) -> None
         rejected += 1 - prompts.accepted
         for prompt in prompts.rows:
             asked = [message for message in prompt.messages if message["role"] != "assistant"]
-            given_rows(tokenizer, prompt.messages, None) if given else render_prompt(tokenizer, asked, None)
+            if given:
+                given_rows(tokenizer, prompt.messages, None, prompt.tools)
+            else:
+                render_prompt(tokenizer, asked, None, prompt.tools)
             used += 1
     assert named == 6 and used > 20 and rejected > 200

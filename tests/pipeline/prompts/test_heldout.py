@@ -50,6 +50,17 @@ def test_reported_prompts_and_repeated_ones_are_left_out(data, tmp_path):
     assert said(heldout_prompts(data, 3, {key_of(a[1])})) == [a[0], a[2], a[3]]
 
 
+def test_tools_are_the_prompts_own(data, tmp_path):
+    tool = {"type": "function", "function": {"name": "look"}}
+    data.sources, data.heldout, data.benchmark = data.sources[:1], 1.0, 0.0
+    rows = [{"prompt": "with", "tools": [tool]}, {"prompt": "without"}, {"prompt": "bad", "tools": 3}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [(p.messages[0]["content"], p.tools) for p in heldout_prompts(data, 9, set())] == [
+        ("with", [tool]), ("without", []),
+    ]  # fmt: skip
+    assert said(heldout_prompts(data, 9, set(), with_tools=False)) == ["without"]
+
+
 def test_no_source_is_read_further_than_needed(data, monkeypatch):
     read = []
 

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import SourceConfig
-from pipeline.prompts.rows import Rejection, messages_of, prompt_key, split_of
+from pipeline.prompts.rows import Rejection, messages_of, prompt_key, split_of, tools_of
 from pipeline.prompts.sources import load_rows
 
 USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
@@ -106,7 +106,6 @@ def test_known_forms(row: dict, expected: list):
         ({"turns": "hi"}, "not_a_list_of_turns"),
         ({"prompt": 3}, "non_text_content"),
         (parts({"type": "image_url", "image_url": "x"}), "non_text_content"),
-        ({"messages": [USER], "tools": [{"name": "f"}]}, "tools_not_supported"),
         (call(name=3), "bad_tool_call"),
         (call(name="f", arguments="{"), "bad_tool_call"),
         (call(name="f", arguments="[1]"), "bad_tool_call"),
@@ -166,6 +165,63 @@ def test_tool_arguments_as_text_and_as_object_are_one(tmp_path: Path):
     assert messages_of(row) == expected
 
 
+# --- definitions of tools
+
+LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}
+TOOL = {"type": "function", "function": LOOK}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"tools": [TOOL]},
+        {"tools": [LOOK]},
+        {"tools": [{"type": "function"} | LOOK]},
+        {"tools": json.dumps([TOOL])},
+        {"tools": [json.dumps(LOOK)]},
+        {"tools": [LOOK | {"parameters": json.dumps(LOOK["parameters"])}]},
+        {"tools": [{"type": "function", "function": LOOK | {"strict": None}, "extra": None}]},
+        {"body": {"messages": [USER], "tools": [TOOL]}},
+        {"request": {"messages": [USER], "tools": [TOOL]}},
+        {"request": {"body": {"messages": [USER], "tools": [TOOL]}}},
+    ],
+)
+def test_tools_have_one_form(row: dict):
+    assert tools_of(row) == [TOOL]
+
+
+@pytest.mark.parametrize("none", [None, [], "", "[]"])
+def test_a_row_may_have_no_tools(none: object):
+    assert tools_of({"messages": [USER], "tools": none}) == []
+
+
+@pytest.mark.parametrize(
+    ("tools", "reason"),
+    [
+        (3, "bad_tools"), ("look", "bad_tools"), ("3", "bad_tools"), ([3], "bad_tools"), (["look"], "bad_tools"),
+        ([{"function": 3}], "bad_tools"), ([{"description": "nothing"}], "bad_tools"), (TOOL, "bad_tools"),
+        ([LOOK | {"parameters": "{"}], "bad_tools"), ([LOOK | {"parameters": nested(900)}], "nested_too_deeply"),
+        ([LOOK | {"name": "\ud800"}], "lone_surrogate"), ('[{"name": "f", "x": NaN}]', "number_not_finite"),
+    ],
+)  # fmt: skip
+def test_bad_tools_are_rejected(tools: object, reason: str):
+    assert tools_of({"messages": [USER], "tools": tools}) == Rejection(reason)
+
+
+def test_keys_that_parquet_fills_with_null_are_no_parameters(tmp_path: Path):
+    tools = [
+        TOOL,
+        {
+            "type": "function",
+            "function": {"name": "read", "parameters": {"properties": {"p": {"type": "x"}}}},
+        },
+    ]
+    pq.write_table(pa.Table.from_pylist([{"tools": tools}]), tmp_path / "a.parquet")
+    (row,) = read(tmp_path / "a.parquet")
+    assert row["tools"][1]["function"]["parameters"]["properties"] == {"p": {"type": "x"}, "q": None}
+    assert tools_of(row) == tools
+
+
 # --- naming and splitting
 
 
@@ -175,6 +231,7 @@ def test_the_key_is_of_the_prompt_alone():
     assert prompt_key([USER, BOT]) == key
     assert prompt_key([{"role": "system", "content": "s"}, USER]) != key
     assert prompt_key([USER, BOT, USER]) == prompt_key([USER, USER]) != key
+    assert prompt_key([USER], [TOOL]) == prompt_key([USER, BOT], [TOOL]) != key == prompt_key([USER], [])
 
 
 def test_splits_take_opposite_ends():

@@ -6,6 +6,7 @@ import tiny_templates as templates
 
 from pipeline.config import ConfigError
 from pipeline.prompts.template import (
+    NoToolsError,
     TemplateRefusal,
     check_options,
     end_of_turn,
@@ -52,6 +53,12 @@ def test_tools_reach_the_template() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     text = render(templates.tokenizer(templates.CALLS_OBJECT), [USER], None, True, tools)
     assert text == "[look]" + HEAD
+
+
+def test_tools_are_refused_where_the_template_shows_none() -> None:
+    with pytest.raises(NoToolsError) as refusal:
+        render(tiny.tokenizer(), [USER], None, True, [{"type": "function", "function": {"name": "look"}}])
+    assert refusal.value.reason == "tools_not_in_template"
 
 
 @pytest.mark.parametrize(
