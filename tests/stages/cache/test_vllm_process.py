@@ -1,6 +1,4 @@
-import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from pipeline.config import ConfigError, VllmConfig
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.target.model import States
 from stages.cache.capture_vllm import VllmTarget, llm_arguments
-from stages.cache.vllm_process import Worker, WorkerError, environment_of, vllm_version
+from stages.cache.vllm_process import WorkerError, environment_of, vllm_version
 
 
 @pytest.mark.usefixtures("fake")
@@ -50,26 +48,6 @@ def test_a_rerun_after_a_hang_goes_on(
     check_equal(made, in_process)
     assert (made.path / "segments/00000/segment.json").stat().st_mtime_ns == kept
     assert leftovers(tmp_path) == []
-
-
-@pytest.mark.usefixtures("fake")
-def test_the_worker_and_its_processes_end_with_a_stage_that_is_killed(tmp_path: Path, table: Path) -> None:
-    """kill -9 closes the pipes and does nothing else."""
-    folder = tmp_path / "exchange"
-    folder.mkdir()
-    worker = Worker(VllmConfig(python=sys.executable, timeout=60.0), folder, environment_of(1))
-    worker.tell({"table": str(table), "fault": "hangs"})
-    assert worker.hear() == {"ready": True}
-    for number, samples in enumerate([[], [], [[1]]]):
-        (folder / f"{number}.json").write_text(json.dumps(samples))
-        worker.tell({"batch": f"{number}.json"})
-    while not (tmp_path / "child").exists():
-        time.sleep(0.02)
-    assert worker.process.stdin is not None
-    worker.process.stdin.close()
-    assert worker.process.wait(10) == -9
-    assert ended(int((tmp_path / "child").read_text()))
-    assert not folder.exists()
 
 
 def test_an_interpreter_without_vllm_is_named(target_folder: Path, tmp_path: Path) -> None:
