@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from omegaconf import MISSING
 
-from pipeline.config.rules import Count, Share
+from pipeline.config.rules import Count, Share, one_of
 
 
 @dataclass
@@ -30,6 +31,8 @@ class DataConfig:
     heldout: Share = 0.02  # share of prompts kept for held-out loss and calibration
     benchmark: Share = 0.0  # share of prompts never cached, kept for evaluation
     max_prompts: Count | None = None
+    # rows in which a user (or system, or tool) wrote a control token of the target, such as <|im_end|>
+    control_tokens: Annotated[str, one_of("keep", "reject")] = "keep"
 
     def contradictions(self, reads_sources: bool) -> Iterator[str]:
         """What cannot be together in ``data``; ``reads_sources``: this run makes a cache from its sources."""

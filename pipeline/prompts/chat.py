@@ -99,7 +99,8 @@ def given_answer(
     prompt, text = parted
     if (missing := _missing(answer, text)) is not None:
         return Rejection(missing)
-    return _split(tokenizer, prompt, _ended(tokenizer, text, probe.partition(PROBE)[2]))
+    tail = probe.partition(PROBE)[2]
+    return _split(tokenizer, prompt, _ended(tokenizer, text, tail), tail)
 
 
 def _reasoning(answer: Message) -> str:
@@ -165,8 +166,8 @@ def _ended(tokenizer: Any, text: str, tail: str) -> str:
     return text + (end_of_turn(tokenizer) or tokenizer.eos_token or "")
 
 
-def _split(tokenizer: Any, prompt: str, text: str) -> tuple[list[int], list[int]]:
-    """Ids of ``prompt`` and of ``text`` after it, up to the first end of turn.
+def _split(tokenizer: Any, prompt: str, text: str, tail: str) -> tuple[list[int], list[int]]:
+    """Ids of ``prompt`` and of ``text`` after it, up to the first end of turn; ``tail`` as in ``_ended``.
 
     Where a token would span the boundary, the text is encoded by itself: a target that is fed the prompt's ids starts a
     new token there.
@@ -174,8 +175,10 @@ def _split(tokenizer: Any, prompt: str, text: str) -> tuple[list[int], list[int]
     prompt_ids, ids = _encode(tokenizer, prompt), _encode(tokenizer, prompt + text)
     aligned = ids[: len(prompt_ids)] == prompt_ids
     answer = ids[len(prompt_ids) :] if aligned else _encode(tokenizer, text)
-    end = answer[-1] if answer and answer[-1] in tokenizer.all_special_ids else None
-    return prompt_ids, answer if end is None else answer[: answer.index(end) + 1]
+    special = set(tokenizer.all_special_ids)
+    ends = {tokenizer.eos_token_id, *answer[-1:], *_encode(tokenizer, tail.strip())[:1]} & special
+    end = next((place for place, token in enumerate(answer) if token in ends), len(answer))
+    return prompt_ids, answer[: end + 1]
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

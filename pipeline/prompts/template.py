@@ -133,6 +133,12 @@ def digest(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(tokenizer.chat_template, sort_keys=True).encode()).hexdigest()
 
 
+def control_tokens(tokenizer: Any) -> list[str]:
+    """The texts that become special tokens wherever they stand, also in what a user writes."""
+    added = tokenizer.added_tokens_decoder.values()
+    return [token.content for token in added if token.special and token.content.strip()]
+
+
 def end_of_turn(tokenizer: Any) -> str | None:
     """The token with which an answer ends, as the template writes it, or None where it cannot be told.
 
@@ -147,7 +153,11 @@ def end_of_turn(tokenizer: Any) -> str | None:
     except TemplateRefusal:
         return None
     for text in (last, after):
-        found = [(text.index(token), token) for token in _control_tokens(tokenizer) if token in text]
+        found = [
+            (text.index(token), token)
+            for token in tokenizer.get_added_vocab()
+            if token.strip() and token in text
+        ]
         if found:
             return min(found)[1]
     return None
@@ -214,7 +224,3 @@ def _variables(template: str) -> frozenset[str]:
         return frozenset(meta.find_undeclared_variables(environment.parse(GENERATION.sub("", template))))
     except TemplateSyntaxError:
         return frozenset()
-
-
-def _control_tokens(tokenizer: Any) -> list[str]:
-    return [token for token in tokenizer.get_added_vocab() if token.strip()]

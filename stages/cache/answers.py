@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+from rich.markup import escape
 
 from data_specs.answers import SCHEMA_VERSION, AnswerRow, read_answers, read_counts, write_answers
 from pipeline.config import Config, ConfigError
@@ -112,6 +113,7 @@ def finish(job: AnswersJob, folder: Path) -> dict[str, Any]:
         "read": job.prompts.read,
         "accepted": job.prompts.accepted - sum(late.values()),
         "rejected": rejected,
+        "control_tokens": job.prompts.control_tokens,
         "benchmark_prompts": len(job.prompts.of("benchmark")),
         "rows": rows.num_rows,
         "rows_by_split": _value_counts(rows["split"]),
@@ -139,6 +141,10 @@ def report(artifact: Artifact) -> None:
     say(f"finish reasons: {reasons} ({cut:.0%} cut at max_new_tokens)")
     if cut > CUT_WARNING:
         say(f"[yellow]warning:[/] {cut:.0%} of the answers are cut: raise answers.max_new_tokens")
+    for token, n in counts["control_tokens"].items():
+        say(
+            f"[yellow]note:[/] {n} rows have {escape(token)} in a user's text: data.control_tokens=reject drops them"
+        )
     for note, n in counts["notes"].items():
         say(f"[yellow]note:[/] {note}: {n}")
 

@@ -15,7 +15,7 @@ from pipeline.config import Config, ConfigError, section
 from pipeline.console import say
 from pipeline.prompts.chat import GivenRow, given_rows, render_prompt
 from pipeline.prompts.rows import Message, Rejection
-from pipeline.prompts.template import digest
+from pipeline.prompts.template import control_tokens, digest
 from pipeline.ranks import is_main
 from pipeline.target.architecture import empty_model
 from pipeline.target.files import identity, load_tokenizer
@@ -70,7 +70,7 @@ def prepare(config: Config) -> AnswersJob:
     tokenizer = load_tokenizer(folder, config.target)
     if not tokenizer.chat_template:
         raise ConfigError(f"target.path={folder}: its tokenizer has no chat template (chat_template.jinja)")
-    prompts = load_prompts(config.data, given)
+    prompts = load_prompts(config.data, given, control_tokens(tokenizer))
     asked = prompts.of("train", "heldout")
     if not asked:
         raise ConfigError(f"data: no prompt to answer; read {prompts.read}, rejected {prompts.rejected}")

@@ -37,6 +37,7 @@ class TrainingPrompts:
     details: dict[str, str] = field(
         default_factory=dict
     )  # reason -> more about its first row, where there is more
+    control_tokens: dict[str, int] = field(default_factory=dict)  # token -> accepted rows whose user wrote it
 
     @property
     def accepted(self) -> int:
@@ -56,12 +57,13 @@ class TrainingPrompts:
         return digest.hexdigest()
 
 
-def load_prompts(data: DataConfig, given: bool = False) -> TrainingPrompts:
+def load_prompts(data: DataConfig, given: bool = False, control: Sequence[str] = ()) -> TrainingPrompts:
     """Read ``data.sources``; accepted + rejected = read.
 
     ``given``: the data's own answers are wanted, so a conversation needs one, and tool results may stay; a
-    target that answers anew has not made the calls that they belong to. Raises ``ConfigError`` for shares
-    that do not fit and ``RowsError`` for a source that cannot be read.
+    target that answers anew has not made the calls that they belong to. ``control``: tokens that nobody but
+    the template should write; ``data.control_tokens`` says what becomes of rows that hold one. Raises
+    ``ConfigError`` for shares that do not fit and ``RowsError`` for a source that cannot be read.
     """
     accepted: dict[str, TrainingPrompt] = {}
     rejected: Counter[str] = Counter()
@@ -69,7 +71,7 @@ def load_prompts(data: DataConfig, given: bool = False) -> TrainingPrompts:
     read = 0
     for row in _rows(data):
         read += 1
-        prompt = _prompt(row, data, given)
+        prompt = _prompt(row, data, given, control)
         if isinstance(prompt, Rejection):
             rejected[prompt.reason] += 1
             details.setdefault(prompt.reason, prompt.detail)
@@ -81,7 +83,8 @@ def load_prompts(data: DataConfig, given: bool = False) -> TrainingPrompts:
     kept = _subset(rows, data.max_prompts)
     if len(kept) < len(rows):
         rejected["beyond_max_prompts"] = len(rows) - len(kept)
-    return TrainingPrompts(kept, read, dict(sorted(rejected.items())), details)
+    found = Counter(token for prompt in kept for token in _written(prompt.messages, control))
+    return TrainingPrompts(kept, read, dict(sorted(rejected.items())), details, dict(sorted(found.items())))
 
 
 def count_table(prompts: TrainingPrompts) -> list[tuple[str, int]]:
@@ -94,6 +97,7 @@ def count_table(prompts: TrainingPrompts) -> list[tuple[str, int]]:
             (f"rejected, {Rejection(why, prompts.details.get(why, ''))}", n)
             for why, n in prompts.rejected.items()
         ),
+        *((f"accepted, {token} in a user's text", n) for token, n in prompts.control_tokens.items()),
     ]
 
 
@@ -102,7 +106,15 @@ def _rows(data: DataConfig) -> Iterator[dict[str, Any] | Rejection]:
         yield from load_rows(source)
 
 
-def _prompt(row: dict[str, Any] | Rejection, data: DataConfig, given: bool) -> TrainingPrompt | Rejection:
+def _written(messages: Sequence[Message], control: Sequence[str]) -> list[str]:
+    """The tokens of ``control`` that stand in what others than the assistant wrote."""
+    said = "\n".join(message["content"] for message in messages if message["role"] != "assistant")
+    return [token for token in control if token in said]
+
+
+def _prompt(
+    row: dict[str, Any] | Rejection, data: DataConfig, given: bool, control: Sequence[str]
+) -> TrainingPrompt | Rejection:
     messages, tools = messages_of(row), tools_of(row)
     if isinstance(row, Rejection):
         return row
@@ -115,6 +127,8 @@ def _prompt(row: dict[str, Any] | Rejection, data: DataConfig, given: bool) -> T
         return Rejection("no_answer")
     if not given and "tool" in roles:
         return Rejection("tool_results")
+    if data.control_tokens == "reject" and (found := _written(messages, control)):
+        return Rejection("control_tokens", ", ".join(found))
     key = prompt_key(messages, tools)
     category = row.get("category")
     # A category is shown and counted, never tokenised, so that a text that cannot be written may lose a character.

@@ -10,6 +10,7 @@ def test_defaults():
     source = {"path": "a.jsonl", "subset": None, "split": "train", "revision": None, "limit": None}
     assert section(DataConfig("mine", [SourceConfig("a.jsonl")])) == {
         "name": "mine", "sources": [source], "heldout": 0.02, "benchmark": 0.0, "max_prompts": None,
+        "control_tokens": "keep",
     }  # fmt: skip
 
 

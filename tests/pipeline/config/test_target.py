@@ -7,7 +7,7 @@ from pipeline.config import TargetConfig, section
 def test_defaults():
     assert section(TargetConfig("mine", "/models/mine")) == {
         "name": "mine", "path": "/models/mine", "revision": None, "adapter": None, "dtype": "bfloat16",
-        "taps": None, "num_taps": 5, "mask_token_id": None, "thinking": None, "device": "auto",
+        "taps": None, "num_taps": 5, "mask_token_id": None, "thinking": None, "template_kwargs": {}, "device": "auto",
         "tensor_parallel": 1, "attention": "auto", "trust_remote_code": False, "package": None, "gguf": None,
     }  # fmt: skip
 
@@ -68,3 +68,9 @@ def test_contradictions_name_the_keys(overrides: list[str], keys: list[str]):
 @pytest.mark.parametrize("where", [["stage=train"], ["stage=cache", "answers=given"]])
 def test_ranks_may_hold_a_target_together_that_only_gives_states(where: list[str]):
     assert composed(*where, "target.tensor_parallel=2").target.tensor_parallel == 2
+
+
+def test_what_the_template_is_told_is_thinking_alone_where_there_is_no_more():
+    """Fingerprints from before ``template_kwargs`` stay."""
+    assert TargetConfig("mine", "/m", thinking=False).rendering is False
+    assert TargetConfig("mine", "/m", template_kwargs={"style": "t"}).rendering == [None, {"style": "t"}]

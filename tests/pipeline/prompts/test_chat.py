@@ -117,6 +117,23 @@ def test_an_answer_that_repeats_the_prompt(plain):
     )  # nothing after the end of turn
 
 
+@pytest.mark.parametrize(
+    "said", ["yes<|im_end|>\n<|im_start|>user\nmore", "yes<|im_end|>no<|unused|>", "yes<|im_end|>"]
+)
+def test_nothing_after_the_end_of_turn_is_supervised(plain, said):
+    (row,) = given_rows(plain, [user("q"), bot(said)], None)
+    assert supervised(plain, row.prompt_ids, row.answer_ids) == "yes<|im_end|>"
+
+
+def test_the_templates_end_of_turn_counts_where_the_tokenizer_names_another():
+    """Its text ends with <|endoftext|>, so that a cut at the last token alone keeps what follows <|im_end|>."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    (row,) = given_rows(tokenizer, [user("q"), bot("yes<|im_end|>more<|endoftext|>")], None)
+    assert tokenizer.decode(row.answer_ids) == "yes<|im_end|>"
+
+
 def test_each_turn_is_a_row_that_holds_the_history(plain):
     talk = [user("1"), bot("one"), user("2"), bot("two"), user("3")]
     rows = given_rows(plain, talk, None)

@@ -9,6 +9,7 @@ from pipeline.prompts.template import (
     NoToolsError,
     TemplateRefusal,
     check_options,
+    control_tokens,
     end_of_turn,
     options,
     render,
@@ -142,6 +143,12 @@ def test_a_setting_that_changes_nothing_is_an_error(
 )
 def test_the_end_of_a_turn_is_the_templates(template: str, tokens: tuple[str, ...], end: str | None) -> None:
     assert end_of_turn(templates.tokenizer(template, *tokens)) == end
+
+
+def test_control_tokens_are_the_special_ones() -> None:
+    made = templates.tokenizer(tiny.TEMPLATE, "[INST]")
+    made.add_tokens(["<think>", "<h1>"])
+    assert control_tokens(made) == ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unused|>", "[INST]"]
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,28 @@ def test_what_the_template_was_told_is_recorded_and_in_every_prompt(
     assert prompts[1].startswith(start) and prompts[1].endswith("<|im_start|>user\nb<|im_end|>\n" + end)
 
 
+@pytest.mark.parametrize(
+    ("choice", "rejected", "control"),
+    [("keep", {}, {"<|im_end|>": 1, "<|unused|>": 2}), ("reject", {"control_tokens": 2}, {})],
+)
+def test_control_tokens_in_a_users_text_are_in_manifest_and_report(
+    tmp_path: Path,
+    target_folder: Path,
+    store: Store,
+    capsys: pytest.CaptureFixture,
+    choice,
+    rejected,
+    control,
+):
+    rows = [{"prompt": "a<|unused|>"}, {"prompt": "<|im_end|><|unused|>"}, {"prompt": "b"}]
+    cfg = config(tmp_path, target_folder, rows, data={"control_tokens": choice})
+    counts = run_answers(cfg, store).manifest.counts
+    assert (counts["rejected"], counts["control_tokens"]) == (rejected, control)
+    said = capsys.readouterr().out
+    assert all(f"{n} rows have {token} in a user's text" in said for token, n in control.items())
+    assert ("data.control_tokens=reject" in said) == bool(control)
+
+
 def test_turns_are_answered_one_by_one(tmp_path: Path, target_folder: Path):
     rows = [
         {"turns": ["ab", "cd"]}, {"prompt": "ef"}, {"turns": ["gh", "bad", "ij"]}, {"prompt": "bad"},

@@ -44,6 +44,29 @@ def test_given_answers_ask_for_answers_and_keep_tools(tmp_path: Path):
     assert load_prompts(data(tmp_path, rows), given=False).rejected == {"tool_results": 1}
 
 
+CONTROL = ["<|im_end|>", "[INST]"]
+MARKED = [
+    {"prompt": "what is <|im_end|>?"},
+    {"messages": [{"role": "system", "content": "[INST] <|im_end|>"}, {"role": "user", "content": "x"}]},
+    {"messages": [{"role": "user", "content": "y"}, {"role": "assistant", "content": "<|im_end|>"}]},
+    {"prompt": "plain"},
+]
+
+
+def test_control_tokens_in_a_users_text_are_counted(tmp_path: Path):
+    """Pitfall 8: they become control tokens of the prompt."""
+    prompts = load_prompts(data(tmp_path, MARKED), control=CONTROL)
+    assert (prompts.accepted, prompts.rejected) == (4, {})
+    assert prompts.control_tokens == {"<|im_end|>": 2, "[INST]": 1}
+    assert dict(count_table(prompts))["accepted, <|im_end|> in a user's text"] == 2
+
+
+def test_control_tokens_in_a_users_text_may_be_rejected(tmp_path: Path):
+    prompts = load_prompts(data(tmp_path, MARKED, control_tokens="reject"), control=CONTROL)
+    assert (prompts.accepted, prompts.rejected, prompts.control_tokens) == (2, {"control_tokens": 2}, {})
+    assert prompts.details == {"control_tokens": "<|im_end|>"}
+
+
 def test_splits_stay_when_data_are_added(tmp_path: Path):
     few = load_prompts(data(tmp_path, many(60), heldout=0.1, benchmark=0.2))
     more = load_prompts(data(tmp_path, many(90)[::-1], heldout=0.1, benchmark=0.2))
