@@ -79,14 +79,20 @@ def calibrate(folder: Path, data: str = "quickstart", **changes: object) -> None
     }
     keys = [f"{number:02d}" for number in range(12)]
     write_calibration(
-        folder, Calibration(data=data, made_with="f", keys=keys, before=[], after=[], **made, **about)
+        folder,
+        Calibration(data=data, made_with="f", keys=keys, **({"before": [], "after": []} | made), **about),
     )
 
 
-def evaluate(store: Store, draft: str = "draft-print") -> None:
-    work = store.begin("evaluation", "tiny_dspark", 1, "eval-print", {"draft": draft}, {
-        "evaluate": {"max_new_tokens": 64}, "sampler": {"temperature": 0.0}, "target": {"dtype": "float32"},
+def evaluate(store: Store, draft: str = "draft-print", costs: dict | None = None, **sampler: object) -> None:
+    """An evaluation of the draft; ``costs``: the measured steps a second that it holds."""
+    sampler = {"temperature": 0.0} | sampler
+    made = "eval-print" if sampler == {"temperature": 0.0} else f"eval-{sampler}"
+    work = store.begin("evaluation", "tiny_dspark", 1, made, {"draft": draft}, {
+        "evaluate": {"max_new_tokens": 64}, "sampler": sampler, "target": {"dtype": "float32"},
     })  # fmt: skip
+    if costs is not None:
+        (work.path / "sps.json").write_text(json.dumps(costs))
     metrics = {
         "accepted_length": FIGURE,
         "acceptance_rate": {"value": 0.31, "interval": None},

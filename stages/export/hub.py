@@ -20,9 +20,10 @@ from stages.export import llama_cpp, mlx, sglang, vllm
 from stages.export.capabilities import ExportError, refusal
 from stages.export.layouts import LAYERS, STATES, block_layout, eagle3_layout
 from stages.export.lineage import TargetFacts
-from stages.export.source import DraftFacts, DraftSource, EngineLayout, native_fields
+from stages.export.source import DraftFacts, DraftSource, EngineLayout, ServeFacts, native_fields
 
-SERVERS: dict[str, Callable[[DraftFacts, str, str], list[str]]] = {
+Serve = Callable[[DraftFacts, str, str, ServeFacts], list[str]]  # draft, target, folder
+SERVERS: dict[str, Serve] = {
     "vllm": vllm.serve, "sglang": sglang.serve, "llama_cpp": llama_cpp.serve, "mlx": mlx.serve,
 }  # fmt: skip
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llama_cpp": "llama.cpp", "mlx": "mlx-dspark"}
@@ -43,6 +44,7 @@ class CardFacts:
     evaluation: Manifest | None
     calibration: Calibration | None
     license: str | None
+    serving: ServeFacts
 
 
 def plan(source: DraftSource) -> EngineLayout:
@@ -183,16 +185,14 @@ def _serving(facts: DraftFacts, known: CardFacts) -> str:
     return "\n\n".join(lines)
 
 
-def _commands(
-    engine: str, serve: Callable[[DraftFacts, str, str], list[str]], facts: DraftFacts, known: CardFacts
-) -> list[str]:
+def _commands(engine: str, serve: Serve, facts: DraftFacts, known: CardFacts) -> list[str]:
     """What to type for ``engine``; llama.cpp's converter wants both models as folders."""
     if engine != "llama_cpp":
-        return serve(facts, known.target.shown, known.repo)
+        return serve(facts, known.target.shown, known.repo, known.serving)
     draft, target = known.repo.rpartition("/")[2], known.target.name
     download = [f"hf download {known.target.hub_id} --local-dir {target}"] if known.target.hub_id else []
     download = [f"hf download {known.repo} --local-dir {draft}", *download] if "/" in known.repo else download
-    return [*download, *serve(facts, target if known.target.hub_id else "TARGET", draft)]
+    return [*download, *serve(facts, target if known.target.hub_id else "TARGET", draft, known.serving)]
 
 
 def _license(known: CardFacts) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from data_specs.export import DRAFT_GGUF, TARGET_GGUF
 from stages.export.capabilities import ExportError
 from stages.export.layouts import STATES, block_layout, eagle3_layout
-from stages.export.source import DraftFacts, DraftSource, EngineLayout
+from stages.export.source import UNTOLD, DraftFacts, DraftSource, EngineLayout, ServeFacts
 
 LAST_LINES = 12
 SCRIPT = "convert_hf_to_gguf.py"
@@ -24,9 +24,21 @@ def plan(source: DraftSource) -> EngineLayout:
     return eagle3_layout(source, (STATES,)) if source.facts.kind == "eagle3" else block_layout(source)
 
 
-def serve(facts: DraftFacts, target: str, folder: str) -> list[str]:
+GREEDY = (
+    "# llama.cpp drafts greedily, and the evaluation drew its drafts: evaluate.draft_sampling=greedy measures what is "
+    "served here"
+)
+
+
+def note(known: ServeFacts) -> list[str]:
+    """A comment beside the commands where the draft was evaluated in another way than llama.cpp drafts."""
+    return [GREEDY] * (known.draft_sampling == "target")
+
+
+def serve(facts: DraftFacts, target: str, folder: str, known: ServeFacts = UNTOLD) -> list[str]:
     """The commands that convert the draft in ``folder`` and ``target``, and serve both."""
     return [
+        *note(known),
         f"python {SCRIPT} {folder} --target-model-dir {target} --outfile {folder}/{DRAFT_GGUF}",
         f"python {SCRIPT} {target} --outfile {folder}/{TARGET_GGUF}",
         serve_converted(facts, folder),

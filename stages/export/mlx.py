@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stages.export.layouts import block_layout
-from stages.export.source import DraftFacts, DraftSource, EngineLayout
+from stages.export.source import UNTOLD, DraftFacts, DraftSource, EngineLayout, ServeFacts
 
 
 def plan(source: DraftSource) -> EngineLayout:
@@ -11,6 +11,6 @@ def plan(source: DraftSource) -> EngineLayout:
     return block_layout(source)
 
 
-def serve(facts: DraftFacts, target: str, folder: str) -> list[str]:
+def serve(facts: DraftFacts, target: str, folder: str, _known: ServeFacts = UNTOLD) -> list[str]:
     """The command that serves ``target`` with the draft in ``folder``, whose weights it would quantise to 4 bits."""
     return [f"mlx-dspark serve --mode {facts.kind} --model {target} --drafter {folder} --drafter-bits 0"]

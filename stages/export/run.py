@@ -22,8 +22,10 @@ from data_specs.calibration import CALIBRATION, Calibration
 from data_specs.draft import CONFIG, WEIGHTS
 from data_specs.export import CARD, DRAFT_GGUF, PROVENANCE, SCHEMA_VERSION
 from data_specs.manifest import Manifest, file_record, fingerprint, folder_records, read_json, write_json
+from data_specs.sps import SpsTable, read_table
 from pipeline import console
 from pipeline.config import Config, ConfigError, ExportConfig, TargetConfig
+from pipeline.decoding.profiling import TABLE
 from pipeline.drafts.base import FROZEN
 from pipeline.ranks import is_main
 from pipeline.store.artifacts import Artifact, Store, Work
@@ -42,16 +44,14 @@ from stages.export.lineage import (
     move_calibration,
     provenance,
 )
-from stages.export.source import DraftFacts, DraftSource, EngineLayout, native_fields, read_source
+from stages.export.source import DraftSource, EngineLayout, ServeFacts, native_fields, read_source
 
 KIND = "export"
 SUMMARY = "summary.json"  # of an evaluation (data_specs/evaluation.py)
 PLANS: dict[str, Callable[[DraftSource], EngineLayout]] = {
     "vllm": vllm.plan, "sglang": sglang.plan, "llama_cpp": llama_cpp.plan, "mlx": mlx.plan, "hub": hub.plan,
 }  # fmt: skip
-SERVERS: dict[str, Callable[[DraftFacts, str, str], list[str]]] = {
-    **hub.SERVERS, "speculators": speculators.serve,
-}  # fmt: skip
+SERVERS: dict[str, hub.Serve] = {**hub.SERVERS, "speculators": speculators.serve}
 # What the tensors' shapes do not tell, and what must come back as it was for the same logits.
 ALIKE = (
     "attention_k_eq_v", "global_head_dim", "head_dim", "hidden_act", "hidden_activation", "max_position_embeddings",
@@ -75,6 +75,15 @@ class ExportJob:
     target: TargetFacts
     calibration: Calibration | None
     evaluation: Artifact | None
+    costs: SpsTable | None  # of its steps, where the evaluation measured them
+
+    @property
+    def draft_sampling(self) -> str | None:
+        """How it chose tokens when it was evaluated (target | greedy), here or before an import; None if not known."""
+        if self.evaluation is None:
+            return self.earlier.get("draft_sampling")
+        sampler = self.evaluation.manifest.config["sampler"]
+        return str(sampler.get("draft_sampling", "target")) if sampler["temperature"] else "greedy"
 
 
 def run_export(config: Config, store: Store, draft: Artifact | Path) -> list[Artifact]:
@@ -107,6 +116,8 @@ def make_job(config: Config, store: Store, draft: Artifact | Path) -> ExportJob:
     """Read the draft strictly, and find out where it came from; another draft's calibration is refused."""
     folder, name, made_of = identify(draft)
     source, manifests, earlier = read_source(folder), ancestors(store, draft), carried(folder)
+    evaluation = _evaluation(store, name, made_of, config.evaluation)
+    profile = None if evaluation is None else evaluation.path / TABLE
     return ExportJob(
         draft=draft,
         folder=folder,
@@ -117,7 +128,8 @@ def make_job(config: Config, store: Store, draft: Artifact | Path) -> ExportJob:
         earlier=earlier,
         target=known_target(manifests, earlier, config.export.target),
         calibration=calibration_of(folder, source.facts.drafts),
-        evaluation=_evaluation(store, name, made_of, config.evaluation),
+        evaluation=evaluation,
+        costs=read_table(profile) if profile is not None and profile.is_file() else None,
     )
 
 
@@ -159,6 +171,7 @@ def _export(
     name = settings.name or f"{job.name}_{form}"
     recorded = {"format": form, "license": settings.license, "repo": settings.repo if form == "hub" else None}
     recorded |= {"gguf": settings.outtype if form == "llama_cpp" and settings.converter else None}
+    recorded |= {"draft_sampling": job.draft_sampling}
     calibration = job.folder / CALIBRATION
     parents = {"draft": job.made_of}
     if form == "hub" and job.evaluation is not None:
@@ -166,6 +179,7 @@ def _export(
     made_of = fingerprint(
         SCHEMA_VERSION, recorded, parents, dataclasses.asdict(job.target), name,
         file_record(calibration).sha256 if calibration.is_file() else None, *([job.earlier] if job.earlier else []),
+        _schedule(form, job),
     )  # fmt: skip
     if (found := store.find(KIND, made_of)) is not None:
         console.say(f"export {found.reference} is already there ({found.path})")
@@ -190,18 +204,28 @@ def _write(
     compare(folder, job.source)
     if job.calibration is not None:
         move_calibration(job.calibration, folder)
+    for name, contents in _schedule(form, job).items():
+        write_json(folder / name, contents)
     if form == "llama_cpp" and settings.converter:
         target = _target_folder(settings, job)
         script = llama_cpp.script_at(settings.converter)
         converter = llama_cpp.Converter(script, settings.python or sys.executable, settings.outtype)
         llama_cpp.convert(converter, folder, job.name, target)
     said = provenance(job.draft, job.made_of, job.manifests, job.target, job.earlier)
+    said["draft_sampling"] = job.draft_sampling
     if form == "hub":
         (folder / CARD).write_text(hub.card(job.source, _card_facts(settings, job, said)))
     write_json(folder / f".{PROVENANCE}", said)
     own = (store.root, job.folder, settings.converter, settings.target)
     check_no_paths(folder, machine_paths(job.manifests, *own))
     (folder / f".{PROVENANCE}").rename(folder / PROVENANCE)
+
+
+def _schedule(form: str, job: ExportJob) -> dict[str, dict[str, Any]]:
+    """Contents by name of what SGLang's scheduler reads; no other engine has such files."""
+    if form != "sglang":
+        return {}
+    return sglang.schedule_files(job.source.facts, job.calibration, job.costs)
 
 
 def _save_tensors(layout: EngineLayout, path: Path) -> None:
@@ -264,6 +288,7 @@ def _card_facts(settings: ExportConfig, job: ExportJob, said: dict[str, Any]) ->
         evaluation=None if job.evaluation is None else job.evaluation.manifest,
         calibration=job.calibration,
         license=settings.license,
+        serving=ServeFacts(job.draft_sampling),
     )
 
 
@@ -308,9 +333,10 @@ def _show(job: ExportJob, form: str, artifact: Artifact) -> None:
 
 def _commands(job: ExportJob, engine: str, artifact: Artifact) -> list[str]:
     """What serves the export where it lies; GGUF files that are there need no conversion."""
+    known = ServeFacts(job.draft_sampling, artifact.manifest.files)
     if DRAFT_GGUF in artifact.manifest.files:
-        return [llama_cpp.serve_converted(job.source.facts, str(artifact.path))]
-    return SERVERS[engine](job.source.facts, job.target.shown, str(artifact.path))
+        return [*llama_cpp.note(known), llama_cpp.serve_converted(job.source.facts, str(artifact.path))]
+    return SERVERS[engine](job.source.facts, job.target.shown, str(artifact.path), known)
 
 
 def _plain(text: str) -> str:

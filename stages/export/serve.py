@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_specs.errors import UserError
+from data_specs.export import SPS, STS
 
 ENGINES = ("vllm", "sglang", "llama_cpp", "mlx")
 KINDS = {
@@ -20,6 +21,14 @@ KINDS = {
     "DFlashDraftModel": "dflash",
     "DSpark": "dspark",
 }  # part of the architecture's name
+SCHEDULE = {
+    STS: "--speculative-dspark-confidence-sts-path",
+    SPS: "--speculative-dspark-sps-table-path",
+}  # what SGLang reads besides the draft
+SAMPLE_METHODS = {
+    "target": "probabilistic",
+    "greedy": "greedy",
+}  # evaluate.draft_sampling -> vLLM's name of it
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
@@ -123,6 +132,13 @@ class Served:
         )
 
 
+def speculative_config(kind: str, folder: str, drafts: int, draft_sampling: str | None) -> str:
+    """vLLM's ``--speculative-config``; it drafts greedily, and verifies all drafts, unless told otherwise."""
+    options: dict[str, Any] = {"method": kind, "model": folder, "num_speculative_tokens": drafts}
+    method = SAMPLE_METHODS.get(str(draft_sampling))
+    return json.dumps(options | ({"draft_sample_method": method} if method else {}))
+
+
 def command(served: Served, given: str, options: list[str]) -> list[str]:
     """The words of the command that serves the target ``given`` (or the export's own) with the draft.
 
@@ -136,14 +152,17 @@ def command(served: Served, given: str, options: list[str]) -> list[str]:
     if served.engine == "vllm":
         # DSpark needs vLLM's second model runner.
         runner = ["env", f"{RUNNER}=1"] if kind == "dspark" and not os.environ.get(RUNNER) else []
-        draft = json.dumps({"method": kind, "model": folder, "num_speculative_tokens": drafts})
+        draft = speculative_config(kind, folder, drafts, (served.origin or {}).get("draft_sampling"))
         start = [*runner, python, "-m", "vllm.entrypoints.openai.api_server", "--model", target, *place]
         return [*start, "--speculative-config", draft, *options]
     if served.engine == "sglang":
         chain = ["--speculative-num-steps", str(drafts), "--speculative-eagle-topk", "1"] * (kind == "eagle3")
         start = [python, "-m", "sglang.launch_server", "--model-path", target, *place]
         draft_model = ["--speculative-algorithm", kind.upper(), "--speculative-draft-model-path", folder]
-        return [*start, *draft_model, *chain, "--speculative-num-draft-tokens", str(drafts + 1), *options]
+        files = [(option, f"{folder}/{name}") for name, option in SCHEDULE.items()]
+        schedule = [word for pair in files if os.path.isfile(pair[1]) for word in pair]
+        count = ["--speculative-num-draft-tokens", str(drafts + 1)]
+        return [*start, *draft_model, *chain, *count, *schedule, *options]
     if served.engine == "llama_cpp":
         start = [
             os.environ.get("LLAMA_SERVER") or "llama-server",

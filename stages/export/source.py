@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,21 @@ class DraftSource:
         """All but what the target has: embedding and whole head."""
         shared = FROZEN[:1] if self.facts.reduced else FROZEN
         return {name: value for name, value in self.tensors.items() if name not in shared}
+
+
+@dataclass(frozen=True)
+class ServeFacts:
+    """What decides how an export is served, beside the draft and its target.
+
+    ``draft_sampling``: how the draft chose its tokens when it was evaluated (target | greedy), None where it was not.
+    ``files``: the names of what lies in the export.
+    """
+
+    draft_sampling: str | None = None
+    files: Collection[str] = ()
+
+
+UNTOLD = ServeFacts()
 
 
 @dataclass(frozen=True)

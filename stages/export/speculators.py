@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeline.config import ConfigError
 from stages.export import vllm
 from stages.export.layouts import STATES, block_layout, counted_as_states, heads
-from stages.export.source import DraftFacts, DraftSource, EngineLayout, plain
+from stages.export.source import UNTOLD, DraftFacts, DraftSource, EngineLayout, ServeFacts, plain
 
 LIBRARY = "speculators"
 VERSION = "0.9.0"  # of the format that is written here
@@ -116,6 +116,6 @@ def _compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
             raise ConfigError(f"export=speculators: the library {LIBRARY} would write another tensor {name}")
 
 
-def serve(facts: DraftFacts, target: str, folder: str) -> list[str]:
+def serve(facts: DraftFacts, target: str, folder: str, known: ServeFacts = UNTOLD) -> list[str]:
     """vLLM's command; ``vllm serve FOLDER`` alone takes the target that the config names."""
-    return vllm.serve(facts, target, folder)
+    return vllm.serve(facts, target, folder, known)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from stages.export.layouts import STATES, block_layout, eagle3_layout
-from stages.export.source import DraftFacts, DraftSource, EngineLayout
+from stages.export.serve import speculative_config
+from stages.export.source import UNTOLD, DraftFacts, DraftSource, EngineLayout, ServeFacts
 
 
 def plan(source: DraftSource) -> EngineLayout:
@@ -13,8 +12,8 @@ def plan(source: DraftSource) -> EngineLayout:
     return eagle3_layout(source, (STATES,)) if source.facts.kind == "eagle3" else block_layout(source)
 
 
-def serve(facts: DraftFacts, target: str, folder: str) -> list[str]:
+def serve(facts: DraftFacts, target: str, folder: str, known: ServeFacts = UNTOLD) -> list[str]:
     """The command that serves ``target`` with the draft in ``folder``. DSpark needs vLLM's second runner."""
-    options = {"method": facts.kind, "model": folder, "num_speculative_tokens": facts.drafts}
+    options = speculative_config(facts.kind, folder, facts.drafts, known.draft_sampling)
     runner = "VLLM_USE_V2_MODEL_RUNNER=1 " if facts.kind == "dspark" else ""
-    return [f"{runner}vllm serve {target} --speculative-config '{json.dumps(options)}'"]
+    return [f"{runner}vllm serve {target} --speculative-config '{options}'"]

@@ -79,10 +79,10 @@ def test_a_benchmark_without_answers_is_a_row_of_dashes():
 
 def test_the_effective_sampler_is_said():
     """Pitfall 40."""
-    sampler = {"temperature": 0.7, "top_p": 0.9, "top_k": None, "min_p": None}
+    sampler = {"temperature": 0.7, "top_p": 0.9, "top_k": None, "min_p": None, "draft_sampling": "greedy"}
     summary = tiny_summary.summary(sampler=sampler, threshold=0.3, thinking=False, batch=2)
     how, _ = texts(benchmarks(evaluation(summary | {"calibration": tiny_summary.calibration()})))
-    said = "sampler: temperature 0.7, top_p 0.9; at most 64 new tokens; thinking False"
+    said = "sampler: temperature 0.7, top_p 0.9, draft_sampling greedy; at most 64 new tokens; thinking False"
     assert sampling(summary["facts"]) == said
     assert how.startswith(
         f"{said}; threshold 0.3 on calibrated confidences; cpu, float32, 2 prompts at a time"

@@ -34,7 +34,8 @@ def test_the_card_tells_what_was_measured_and_how_to_serve(tmp_path, target_fold
         "python -m sglang.launch_server --model-path org/target --speculative-algorithm DSPARK "
         "--speculative-draft-model-path me/tiny-dspark --speculative-num-draft-tokens 8",
         "VLLM_USE_V2_MODEL_RUNNER=1 vllm serve org/target --speculative-config "
-        '\'{"method": "dspark", "model": "me/tiny-dspark", "num_speculative_tokens": 7}\'',
+        '\'{"method": "dspark", "model": "me/tiny-dspark", "num_speculative_tokens": 7, '
+        '"draft_sample_method": "greedy"}\'',
         "mlx-dspark serve --mode dspark --model org/target --drafter me/tiny-dspark --drafter-bits 0",
         "hf download me/tiny-dspark --local-dir tiny-dspark",
         "- this draft: mit",

@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from data_specs.errors import UserError
 from data_specs.manifest import read_json
 from pipeline.drafts.folders import checkpoint
 from stages.export import run
+from stages.export.serve import Served, command
 
 
 def test_exports_are_artifacts_without_a_path_of_this_machine(
@@ -116,3 +118,47 @@ def test_no_command_is_given_that_vllm_would_refuse(tmp_path, target_folder, cap
         "vLLM, which serves this format, does not serve this draft: its reader has only the vanilla"
         in printed
     )
+
+
+SAMPLED = {"temperature": 1.0, "draft_sampling": "target"}
+MODES = {"temperature": 1.0, "draft_sampling": "greedy"}
+
+
+@pytest.mark.parametrize(
+    "sampler,told,method",
+    [
+        (None, None, None), ({}, "greedy", "greedy"), (MODES, "greedy", "greedy"),
+        (SAMPLED, "target", "probabilistic"), ({"temperature": 1.0}, "target", "probabilistic"),
+    ],
+)  # fmt: skip
+def test_drafts_are_served_as_they_were_evaluated(
+    tmp_path, target_folder, capsys, sampler: dict | None, told: str | None, method: str | None
+) -> None:
+    """vLLM is told; of llama.cpp, which has one way, it is said where the evaluation took the other."""
+    store, draft = store_with_a_draft(tmp_path, target_folder)
+    if sampler is not None:
+        evaluate(store, **sampler)
+    printed = {}
+    for form in ("vllm", "speculators", "llama_cpp"):
+        made = run.run_export(configured(store, form), store, draft)[0]
+        assert read_json(made.path / "provenance.json")["draft_sampling"] == told
+        printed[form] = capsys.readouterr().out
+        if form != "llama_cpp":
+            words = command(Served("vllm", str(made.path)), "org/target", [])
+            options = json.loads(words[words.index("--speculative-config") + 1])
+            assert options.get("draft_sample_method") == method
+            assert json.dumps(options) in printed[form]
+            assert "enable_adaptive_verification" not in options
+    assert ("evaluate.draft_sampling=greedy" in printed["llama_cpp"]) is (told == "target")
+
+
+def test_another_way_of_drafting_makes_another_export(tmp_path, target_folder) -> None:
+    """And an import takes it along."""
+    store, draft = store_with_a_draft(tmp_path, target_folder)
+    evaluate(store, **SAMPLED)
+    first = run.run_export(configured(store, "vllm"), store, draft)[0]
+    evaluate(store, **MODES)
+    second = run.run_export(configured(store, "vllm"), store, draft)[0]
+    assert (first.reference, second.reference) == ("tiny_dspark_vllm:v0", "tiny_dspark_vllm:v1")
+    again = run.run_export(configured(store, "hub", name="again"), store, first.path)[0]
+    assert read_json(again.path / "provenance.json")["draft_sampling"] == "target"
