@@ -99,6 +99,8 @@ def _unknown(row: dict[str, Any]) -> Rejection:
 
 def _of_messages(row: dict[str, Any], name: str = "messages") -> list[Message]:
     value = row[name]
+    if isinstance(value, str):
+        value = _said(value, "not_a_list_of_messages")
     if not isinstance(value, list):
         raise _RejectedError("not_a_list_of_messages")
     return [_message(item) for item in value]
@@ -122,7 +124,7 @@ def _of_request(row: dict[str, Any]) -> list[Message]:
 
 
 def _of_exchange(request: Any, response: Any) -> list[Message]:
-    if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
+    if not isinstance(request, dict) or not isinstance(request.get("messages"), list | str):
         raise _RejectedError("request_without_messages")
     messages = _of_messages(request)
     if response is None:

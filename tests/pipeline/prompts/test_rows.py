@@ -102,6 +102,11 @@ def test_known_forms(row: dict, expected: list):
         ({"messages": [{"role": "narrator", "content": "s"}]}, "unknown_role"),
         ({"messages": [{"content": "s"}]}, "unknown_role"),
         ({"messages": "hi"}, "not_a_list_of_messages"),
+        ({"messages": '{"role": "user", "content": "hi"}'}, "not_a_list_of_messages"),
+        ({"messages": "[" * 100_000}, "not_a_list_of_messages"),
+        ({"messages": "[3]"}, "not_a_list_of_messages"),
+        ({"messages": "[]"}, "empty"),
+        ({"messages": '[{"role": "user", "content": "\\ud800"}]'}, "lone_surrogate"),
         ({"messages": ["hi"]}, "not_a_list_of_messages"),
         ({"turns": "hi"}, "not_a_list_of_turns"),
         ({"prompt": 3}, "non_text_content"),
@@ -163,6 +168,18 @@ def test_tool_arguments_as_text_and_as_object_are_one(tmp_path: Path):
     pq.write_table(pa.Table.from_pylist([{"messages": as_text}]), tmp_path / "a.parquet")
     (row,) = read(tmp_path / "a.parquet")
     assert messages_of(row) == expected
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": json.dumps([USER, BOT])},
+        {"conversations": json.dumps(said("human", "hi", "gpt", "hello"))},
+        {"request": {"messages": json.dumps([USER, BOT])}},
+    ],
+)
+def test_messages_may_be_json_text(row: dict):
+    assert messages_of(row) == [USER, BOT]
 
 
 # --- definitions of tools
