@@ -66,12 +66,12 @@ LIMITS = (
     ),
     Limit(
         ENGINES, lambda f: _block(f) and f.family == "llama",
-        "no engine has Llama layers in a block drafter: they norm queries and keys over the head",
+        "no engine has Llama layers in a block drafter (drafter.family): they norm queries and keys over the head",
         "train with drafter.family=qwen3",
     ),
     Limit(
         ("sglang", "llama_cpp", "speculators"), lambda f: _block(f) and f.family == "gemma4",
-        "it has no Gemma 4 layers in a draft",
+        "it has no Gemma 4 layers in a draft (drafter.family)",
         "export=vllm or export=mlx, or train with drafter.family=qwen3",
     ),
     Limit(
@@ -117,12 +117,12 @@ LIMITS = (
     Limit(("mlx",), _eagle3, "it has no Eagle3", "train drafter=dspark with drafter.markov_rank=64, or export=vllm"),
     Limit(
         ("vllm", "sglang", "llama_cpp", "speculators"), lambda f: _eagle3(f) and f.family == "gemma4",
-        "it has no Gemma 4 layer in Eagle3",
+        "it has no Gemma 4 layer in Eagle3 (drafter.family)",
         "train with drafter.family=llama",
     ),
     Limit(
         ("sglang", "llama_cpp"), lambda f: _eagle3(f) and f.family != "llama",
-        "it reads Eagle3 with a Llama layer only",
+        "it reads Eagle3 with a Llama layer only (drafter.family)",
         "export=vllm reads this one, or train drafter=eagle3_llama",
     ),
     Limit(

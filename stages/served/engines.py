@@ -341,7 +341,8 @@ def difference(before: Metrics, after: Metrics) -> Metrics:
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     fallen = [name for name, value in grown.items() if value < 0] + [n for n in before if n not in after]
     if fallen:
-        raise FailureError(f"/metrics: {fallen[0]} went back: was the server started anew?")
+        was, now = before[fallen[0]], after.get(fallen[0])
+        raise FailureError(f"/metrics: {fallen[0]} went from {was} to {now}: was the server started anew?")
     return grown
 
 

@@ -146,7 +146,9 @@ def engine_config(
 ) -> dict[str, Any]:
     """DeepSpeed's JSON. Raises ``ConfigError`` for an offload that stage 0 does not have."""
     if config.offload_optimizer and config.stage == 0:
-        raise ConfigError("deepspeed.offload_optimizer needs deepspeed.stage of at least 1")
+        raise ConfigError(
+            f"deepspeed.offload_optimizer=true: expected deepspeed.stage of at least 1, got {config.stage}"
+        )
     zero: dict[str, Any] = {"stage": config.stage}
     if config.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}

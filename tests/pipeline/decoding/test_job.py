@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import tiny_evaluation
+from tiny_errors import refused
 from tiny_templates import SWITCHED, folder_with
 
 from data_specs.calibration import draft_contents
@@ -150,28 +151,22 @@ def test_another_template_than_the_drafts_is_refused(
         setattr(config.target, key, had)
         assert make_job(config, draft).name == "tiny_dspark"
         setattr(config.target, key, now[key])
-    with pytest.raises(
-        ConfigError, match=f"^target.{key}=.*: expected {had}, as in the draft tiny_dspark:v0$"
-    ):
+    with refused(ConfigError, f"target.{key}", had, "tiny_dspark:v0"):
         make_job(config, draft)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("hidden_size", 48, "hidden_size: .*32.* 48"),
-        ("vocab_size", 300, "vocab_size: .*272.* 300"),
-        ("target_layer_ids", [0, 4], r"target_layer_ids: .* 4.* \[0, 4\]"),
-    ],
+    ("field", "value", "expected"),
+    [("hidden_size", 48, 32), ("vocab_size", 300, 272), ("target_layer_ids", [0, 4], 4)],
 )
-def test_a_draft_that_does_not_fit_is_refused_by_name(config, draft_folder, tmp_path, field, value, message):
+def test_a_draft_that_does_not_fit_is_refused_by_name(config, draft_folder, tmp_path, field, value, expected):
     tensors = load_tensors(config.target)
     check_fit(draft_folder, tensors)
     folder = tmp_path / "misfit"
     shutil.copytree(draft_folder, folder)
     values = json.loads((folder / "config.json").read_text()) | {field: value}
     (folder / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, field, expected, value):
         check_fit(folder, tensors)
 
 

@@ -1,4 +1,4 @@
-import pytest
+from tiny_errors import refused
 from tiny_export_store import TEMPERATURES, calibrate, configured, store_with_a_draft
 
 from data_specs.calibration import (
@@ -78,5 +78,5 @@ def test_an_import_keeps_calibration_and_lineage(tmp_path, target_folder) -> Non
 def test_import_wants_a_folder(tmp_path) -> None:
     config = configured(Store(tmp_path), "vllm")
     config.stage, config.draft = StageConfig("import", ["import"]), "nowhere"
-    with pytest.raises(ConfigError, match="draft=nowhere: expected the folder of a draft"):
+    with refused(ConfigError, "draft=nowhere"):
         entry.run(config)

@@ -134,7 +134,7 @@ def test_what_shapes_do_not_tell_must_read_back_too(tmp_path: Path, fields: dict
     if "head_dim" in fields:  # the norm over a head would tell
         norms = {n: torch.ones(16) for n in layout.tensors if n.endswith(("q_norm.weight", "k_norm.weight"))}
         changed = EngineLayout(changed.config, layout.tensors | norms)
-    with pytest.raises(UserError, match=f"field {'|'.join(fields)}: reads back as"):
+    with pytest.raises(UserError, match="|".join(fields)):
         compare(write(changed, tmp_path / "out"), source)
 
 

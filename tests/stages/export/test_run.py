@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_errors import refused
 from tiny_export_store import (
     SAYS,
     TEMPERATURES,
@@ -94,17 +95,17 @@ def test_an_export_that_would_not_read_back_is_not_committed(tmp_path, target_fo
 
     other(lambda layout: layout.tensors["norm.weight"].add_(1) is None or layout)
     other(lambda layout: type(layout)(layout.config | {"target_layer_ids": [0, 1]}, layout.tensors))
-    with pytest.raises(UserError, match="reads back as another draft"):
+    with refused(UserError, "taps=(0, 1)", "taps=(0, 2)"):
         run.run_export(configured(store, "vllm"), store, draft)
     other(lambda layout: type(layout)(layout.config, layout.tensors | {"fc.weight": torch.ones(32, 64)}))
-    with pytest.raises(UserError, match=r"tensor fc\.weight does not read back as it was"):
+    with refused(UserError, "fc.weight"):
         run.run_export(configured(store, "vllm"), store, draft)
     assert not store.list("export")
 
 
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, target_folder) -> None:
     store, draft = store_with_a_draft(tmp_path, target_folder, "dspark_gated")
-    with pytest.raises(UserError, match="export=llama_cpp: its reader has only the vanilla Markov head"):
+    with refused(UserError, "export=llama_cpp", "drafter.markov_head"):
         run.run_export(configured(store, "sglang", "llama_cpp"), store, draft)
     assert not (store.root / "export").exists()
 

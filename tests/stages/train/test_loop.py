@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, safe_open
+from tiny_errors import refused
 
 from data_specs.manifest import ManifestError, fingerprint
 from pipeline.config import Config, ConfigError
@@ -141,7 +142,7 @@ def test_mask_token_in_the_data_is_refused(cached) -> None:
     with pytest.raises(ConfigError, match=f"target.mask_token_id={config.target.mask_token_id}"):
         loop.run_train(config, cached.store, cached.cache)
     config.target.mask_token_id = 272
-    with pytest.raises(ConfigError, match="target.mask_token_id=272.*271"):
+    with refused(ConfigError, "target.mask_token_id=272", 271):
         loop.run_train(config, cached.store, cached.cache)
 
 
@@ -153,7 +154,7 @@ def test_a_cache_of_other_settings_is_refused(cached, key: str, value: object) -
     """Pitfalls 4, 13."""
     config = cached.config()
     setattr(config.target, key, value)
-    with pytest.raises(ConfigError, match=f"target.{key}.*tiny_chat:v0"):
+    with refused(ConfigError, f"target.{key}", "tiny_chat:v0"):
         loop.run_train(config, cached.store, cached.cache)
 
 
@@ -162,7 +163,7 @@ def test_a_cache_of_another_target_is_refused(cached, tmp_path: Path) -> None:
 
     config = cached.config()
     config.target.path = str(tiny.save_target(tmp_path / "other", seed=1))
-    with pytest.raises(ConfigError, match="target.*tiny_chat:v0"):
+    with refused(ConfigError, "target", "tiny_chat:v0"):
         loop.run_train(config, cached.store, cached.cache)
 
 
@@ -224,7 +225,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step_and_names_the_batch(cac
     config = cached.config(steps=20, checkpoint_every=1)
     config.deepspeed.stage = stage
     cache: Artifact = cached.store.resolve("cache", "tiny_chat")
-    with pytest.raises(loop.NonFiniteError, match=rf"step \d+.*samples 3 \({'0' * 12}\).*nan"):
+    with refused(loop.NonFiniteError, "step", 3, "0" * 12, "nan"):
         loop.run_train(config, cached.store, cache)
     lines = read_lines(partial(config) / "metrics.jsonl")
     assert all(3 not in line["samples"] for line in lines if line["kind"] == "train")

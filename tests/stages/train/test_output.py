@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_errors import refused
 
 from pipeline.target.tensors import load_tensors
 from stages.train import plan
@@ -24,7 +25,7 @@ def test_a_frozen_tensor_that_was_trained_is_named(cached, tmp_path: Path, name:
         getattr(draft, name).weight[5, 5] += 1e-6
     save_draft(draft, tmp_path / "draft", torch.float32)
     target = load_tensors(config.target)  # the draft shares memory with those that it was made from
-    with pytest.raises(RuntimeError, match=f"{tmp_path / 'draft'}/model.safetensors.*{name}.weight"):
+    with refused(RuntimeError, tmp_path / "draft/model.safetensors", f"{name}.weight"):
         check_frozen(tmp_path / "draft", target)
 
 

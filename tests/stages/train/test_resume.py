@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny_cache
+from tiny_errors import refused
 
 from pipeline.config import Config, ConfigError
 from pipeline.store.artifacts import Artifact, Store
@@ -184,5 +185,5 @@ def test_another_number_of_ranks_is_refused_before_training(cached, monkeypatch:
         patch.setattr(checkpoints, "complete", by_two)
         with pytest.raises(KeyboardInterrupt):
             loop.run_train(config, cached.store, cached.cache)
-    with pytest.raises(ConfigError, match="ranks=1.*ranks=2"):
+    with refused(ConfigError, "ranks=1", "ranks=2"):
         loop.run_train(config, cached.store, cached.cache)
