@@ -139,8 +139,9 @@ def _logits(confidences: Array) -> Array:
     if values.ndim != 2 or not values.size:
         raise CalibrationError("confidences: expected at least one round with confidences, got none")
     known = values[~np.isnan(values)]
-    if ((known < 0) | (known > 1)).any():
-        raise CalibrationError("confidences: expected numbers from 0 to 1")
+    wrong = known[(known < 0) | (known > 1)]
+    if wrong.size:
+        raise CalibrationError(f"confidences: expected numbers from 0 to 1, got {wrong[0]:g}")
     clipped = np.clip(values, EDGE, 1 - EDGE)
     return np.log(clipped / (1 - clipped))
 

@@ -45,8 +45,8 @@ def _merge(cfg: TargetConfig, base: Path, adapter: Path, folder: Path) -> None:
     config = read_whole_config(base, cfg)
     if hasattr(config, "quantization_config"):
         raise ConfigError(
-            f"target.adapter={adapter}: {base} is quantised, but an adapter can only be merged into unquantised "
-            "weights; set target.path to the unquantised model"
+            f"target.adapter={adapter}: {base} is quantised (quantization_config), but an adapter can only be merged "
+            "into unquantised weights; set target.path to the unquantised model"
         )
     options = {"dtype": dtype_of(cfg), "trust_remote_code": cfg.trust_remote_code}
     with TemporaryDirectory() as plain, quiet_transformers(), model_errors(base, cfg):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_errors import refused
 
 from data_specs.errors import UserError
 from pipeline import ranks
@@ -43,7 +44,7 @@ def test_torchrun_environment_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) 
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="RANK=1: .*MASTER_ADDR, MASTER_PORT"):
+    with refused(UserError, "RANK=1", "MASTER_ADDR", "MASTER_PORT"):
         ranks.adopt_environment()
 
 

@@ -4,6 +4,7 @@ import pytest
 import tiny
 import tiny_targets
 import torch
+from tiny_errors import refused
 
 from pipeline.config import ConfigError, LossConfig
 from pipeline.drafts import registry
@@ -64,7 +65,7 @@ def test_chosen_taps() -> None:
     assert registry.chosen_taps(tiny.drafter(num_taps=2), cached) == [0, 4]
     assert registry.chosen_taps(tiny.drafter(num_taps=1), cached) == [2]
     assert registry.chosen_taps(tiny.drafter(num_taps=0), cached) == []
-    with pytest.raises(ConfigError, match=r"drafter\.num_taps=6\b.*\[1, 9, 17, 25, 33\]"):
+    with refused(ConfigError, "drafter.num_taps=6", cached):
         registry.chosen_taps(tiny.drafter(num_taps=6), cached)
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tiny_errors import refused
 
 from pipeline.config import ConfigError, DataConfig, SourceConfig
 from pipeline.prompts import heldout
@@ -87,17 +88,17 @@ def test_a_conversation_gives_its_questions_and_tool_results_none(data, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"heldout": 0.0}, "data.heldout=0.0: .*evaluate.calibrate=false"),
-        ({"sources": []}, "data.sources: .*evaluate.calibrate=false"),
-        ({"heldout": 1e-9}, "data.heldout=1e-09: .*data=ab .*evaluate.calibrate=false"),
+        ({"heldout": 0.0}, ["data.heldout=0.0"]),
+        ({"sources": []}, ["data.sources"]),
+        ({"heldout": 1e-9}, ["data.heldout=1e-09", "data=ab"]),
     ],
 )
-def test_without_held_out_prompts_the_keys_are_named(data, changes, message):
+def test_without_held_out_prompts_the_keys_are_named(data, changes, named):
     for name, value in changes.items():
         setattr(data, name, value)
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, *named, "evaluate.calibrate=false"):
         heldout_prompts(data, 3, set())
 
 

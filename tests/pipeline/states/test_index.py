@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 import torch
+from tiny_errors import refused
 from tiny_states import VOCABULARY
 
 from data_specs.manifest import ManifestError
@@ -34,7 +34,7 @@ def test_the_index_counts_what_is_there(made: Artifact) -> None:
 def test_an_index_of_other_samples_is_refused(cache: Path) -> None:
     table = pq.read_table(cache / "index.parquet")
     pq.write_table(table.take([1, 0, 2, 3, 4, 5, 6]), cache / "index.parquet")
-    with pytest.raises(ManifestError, match="index.parquet: its samples are not those of the segments"):
+    with refused(ManifestError, cache / "index.parquet"):
         CacheReader(cache).verify(full=False)
 
 

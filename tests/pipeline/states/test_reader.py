@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny_errors import refused
 from tiny_states import EDITS, LENGTHS, assert_equal, edit, make, sample_of, spec_of
 from zarr.storage import LocalStore
 
@@ -61,7 +62,7 @@ def test_an_edited_manifest_is_refused(cache: Path, what: str, full: bool) -> No
 
 def test_an_edited_record_is_refused(cache: Path) -> None:
     edit(cache / "cache.json", lambda record: record["spec"].update(taps=[0, 1]))
-    with pytest.raises(ManifestError, match="cache.json: "):
+    with refused(ManifestError, "cache.json"):
         CacheReader(cache).verify(full=False)
 
 
@@ -73,18 +74,18 @@ def test_a_missing_chunk_never_reads_as_zeros(tmp_path: Path, codec: str, name: 
     reader = CacheReader(make(tmp_path, spec, [sample_of(12, spec)]).path)
     reader.read(0)
     (reader.folder / "segments/00000" / name).unlink()
-    with pytest.raises(CacheError, match=f"segments/00000/{name}: the chunk is missing"):
+    with refused(CacheError, f"segments/00000/{name}"):
         reader.read(0)
     shutil.rmtree(reader.folder / "segments/00000/hidden")
-    with pytest.raises(CacheError, match="segments/00000/hidden.*: the (array|chunk) is missing"):
+    with refused(CacheError, "segments/00000/hidden"):
         CacheReader(reader.folder).read(0)
 
 
 @pytest.mark.parametrize("name", ["cache.json", "index.parquet", "token_counts.parquet"])
 def test_records_that_cannot_be_read_are_named(cache: Path, name: str) -> None:
     (cache / name).write_text("{}")
-    with pytest.raises(ManifestError, match=f"{name}: expected"):
+    with refused(ManifestError, cache / name):
         CacheReader(cache)
     (cache / name).unlink()
-    with pytest.raises(ManifestError, match=f"{name}: expected"):
+    with refused(ManifestError, cache / name):
         CacheReader(cache)

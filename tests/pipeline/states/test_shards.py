@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from tiny_errors import refused
 
 from data_specs.target_cache import CacheError, CacheSpec, arrays
 from pipeline.states.samples import Sample
@@ -38,10 +39,10 @@ def test_a_missing_or_shortened_file_is_named(segment: Path) -> None:
     array, path = arrays(SPEC)["hidden"], segment / "hidden/c/2/0"
     data = path.read_bytes()
     path.write_bytes(data[: 12 * 12])
-    with pytest.raises(CacheError, match="hidden/c/2/0: expected 78 values from row 0 on, got 72: shortened"):
+    with refused(CacheError, path, 78, 72):
         read_rows(segment / "hidden", array, SPEC, TOKENS, 32, 45)
     path.unlink()
-    with pytest.raises(CacheError, match="hidden/c/2/0: the chunk is missing"):
+    with refused(CacheError, path):
         read_rows(segment / "hidden", array, SPEC, TOKENS, 0, 45)
 
 
@@ -52,5 +53,5 @@ def test_a_shard_in_another_order_is_refused(segment: Path) -> None:
     first, second = slice(-68, -52), slice(-52, -36)  # the first two of four entries before the checksum
     data[first], data[second] = data[second], data[first]
     path.write_bytes(data)
-    with pytest.raises(CacheError, match="hidden/c/1/0: its chunks are not stored in order"):
+    with refused(CacheError, path):
         check_order(segment / "hidden", array, SPEC, TOKENS)

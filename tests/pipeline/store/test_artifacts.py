@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tiny_errors import refused
 
 from data_specs.manifest import ManifestError
 from pipeline.store.artifacts import Artifact, ArtifactError, Store
@@ -60,7 +61,7 @@ def test_changed_files_are_refused(store: Store) -> None:
 
 def test_a_missing_reference_says_what_there_is(store: Store) -> None:
     make(store)
-    with pytest.raises(ArtifactError, match="draft=b.*a:v0"):
+    with refused(ArtifactError, "draft=b", "a:v0"):
         store.resolve("draft", "b")
     with pytest.raises(ArtifactError, match="cache=a"):
         store.resolve("cache", "a")
@@ -68,7 +69,7 @@ def test_a_missing_reference_says_what_there_is(store: Store) -> None:
 
 def test_a_folder_of_another_kind_is_refused(store: Store) -> None:
     made = make(store)
-    with pytest.raises(ArtifactError, match=f"{made.path}.*cache.*draft"):
+    with refused(ArtifactError, made.path, "cache", "draft"):
         store.resolve("cache", str(made.path))
 
 

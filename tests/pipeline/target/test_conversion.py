@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from tiny_errors import refused
 
 from pipeline.config import ConfigError
 from pipeline.target import conversion
@@ -36,14 +37,14 @@ def test_an_incomplete_folder_is_replaced(cache: Path) -> None:
 
 def test_a_folder_of_another_origin_is_named(cache: Path) -> None:
     made_once("tiny", {"gguf": "a"}, "converting", make)
-    with pytest.raises(ConfigError, match="target.name=tiny.*draftline/targets/tiny"):
+    with refused(ConfigError, "target.name=tiny", cache / "draftline/targets/tiny", {"gguf": "b"}):
         made_once("tiny", {"gguf": "b"}, "converting", make)
 
 
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="file/draftline.*XDG_CACHE_HOME"):
+    with refused(ConfigError, tmp_path / "file/draftline", "XDG_CACHE_HOME"):
         made_once("tiny", {}, "converting", make)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_errors import refused
 
 from data_specs.errors import UserError
 from pipeline.config import ConfigError, TargetConfig
@@ -72,9 +73,9 @@ def test_a_follower_ends_with_its_leader(wire: list[list[Any]]) -> None:
     def lead() -> None:
         raise UserError("sample first: not finite")
 
-    with pytest.raises(UserError, match="^sample first"):
+    with refused(UserError, "sample first"):
         TargetGroup(2, 4, leads=True).work(lead, lambda taps: None)
-    with pytest.raises(UserError, match="rank 4.*UserError: sample first: not finite"):
+    with refused(UserError, "rank 4", "UserError: sample first: not finite"):
         TargetGroup(2, 4, leads=False).work(lambda: None, lambda taps: None)
 
 
@@ -105,7 +106,7 @@ def test_ranks_that_make_no_whole_groups_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", ranks)
     with (
-        pytest.raises(ConfigError, match=rf"target.tensor_parallel={size}\b.*\b{ranks}\b"),
+        refused(ConfigError, f"target.tensor_parallel={size}", ranks),
         join(config_of(size), CPU),
     ):
         pass
@@ -116,7 +117,7 @@ def test_a_device_other_than_transformers_own_choice_is_refused(monkeypatch: pyt
     monkeypatch.setattr(target_group.torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(target_group.torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     with (
-        pytest.raises(ConfigError, match="target.device=cpu.*cuda"),
+        refused(ConfigError, "target.device=cpu", "target.device=cuda"),
         join(config_of(2), CPU),
     ):
         pass

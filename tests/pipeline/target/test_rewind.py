@@ -1,6 +1,7 @@
 import pytest
 import tiny_targets
 import torch
+from tiny_errors import refused
 
 from pipeline.config import TargetConfig
 from pipeline.target.model import Target
@@ -76,7 +77,7 @@ def test_compressors_go_back_to_before_the_last_run_too(deepseek: Target, ids: t
     deepseek.crop(cache, 17)
     rest = deepseek.run(ids[:, 17:], cache=cache)
     assert torch.allclose(rest.last_hidden, whole.last_hidden[:, 17:], atol=CLOSE)
-    with pytest.raises(ValueError, match="40.*41"):
+    with refused(ValueError, "crop", 40, 41):
         deepseek.crop(cache, 41)
 
 

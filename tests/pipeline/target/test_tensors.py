@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_errors import refused
 from transformers import AutoModelForCausalLM
 
 from pipeline.config import ConfigError
@@ -71,7 +72,7 @@ def test_a_missing_head_is_an_error_and_never_made_up(target_folder: Path, tmp_p
     weights = load_file(folder / "model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=re.escape("tensor lm_head.weight")):
+    with refused(ConfigError, folder, "lm_head.weight"):
         load_tensors(tiny.located(folder))
 
 
@@ -81,7 +82,7 @@ def test_layers_by_their_names_inside_the_layer(target: Target, target_folder: P
     expected = target.model.model.layers[1].state_dict()
     assert sorted(layers[1]) == sorted(expected)
     assert all(torch.equal(layers[1][name], expected[name]) for name in expected)
-    with pytest.raises(ConfigError, match="layer 4"):
+    with refused(ConfigError, target_folder, 4):
         load_layers(tiny.located(target_folder), [4])
 
 
@@ -115,10 +116,10 @@ def test_what_the_index_lists_and_is_not_there_is_named(target_folder: Path, tmp
     split(folder, sorted(load_file(folder / "model.safetensors")))
     shard = folder / "model-00001-of-00002.safetensors"
     save_file({"other": torch.zeros(1)}, shard, PT)
-    with pytest.raises(ConfigError, match=r"lm_head.weight .*model-00001-of-00002"):
+    with refused(ConfigError, "lm_head.weight", shard.name):
         load_tensors(tiny.located(folder))
     shard.unlink()
-    with pytest.raises(ConfigError, match=r"lm_head.weight .*model-00001-of-00002"):
+    with refused(ConfigError, "lm_head.weight", shard.name):
         Target.load(tiny.located(folder), [0])
 
 
@@ -130,7 +131,7 @@ def test_a_tensor_that_the_model_needs_and_no_file_has_is_never_made_up(
     weights = load_file(folder / "model.safetensors")
     del weights[name]
     save_file(weights, folder / "model.safetensors", PT)
-    with pytest.raises(ConfigError, match=re.escape(name)):
+    with refused(ConfigError, folder, name):
         Target.load(tiny.located(folder), [0])
 
 
@@ -150,7 +151,7 @@ def test_tensors_that_are_not_the_loaded_models_are_named(target: Target, target
     check_same(target, tensors)
     for name in ("embedding", "head", "final_norm"):
         other = dataclasses.replace(tensors, **{name: getattr(tensors, name) * 1.01})
-        with pytest.raises(ConfigError, match=f"tensor {name}"):
+        with refused(ConfigError, target_folder, name):
             check_same(target, other)
 
 
@@ -192,7 +193,7 @@ def test_a_tensor_in_fp8_without_a_word_in_the_config_is_refused(
     folder = copy_of(target_folder, tmp_path)
     quantised(folder, name)
     for load in (load_tensors, lambda cfg: load_layers(cfg, [3])):
-        with pytest.raises(ConfigError, match=re.escape(name)):
+        with refused(ConfigError, folder, name):
             load(tiny.located(folder))
 
 

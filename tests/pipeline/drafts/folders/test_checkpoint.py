@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_errors import refused
 
 from data_specs.draft import DEFAULTS
 from pipeline.drafts.base import Blocks
@@ -130,7 +131,7 @@ def test_embedding_and_head_may_be_the_targets(tmp_path: Path) -> None:
     edit_tensors(tmp_path, embed_tokens__weight=None, lm_head__weight=None)
     target = SimpleNamespace(embedding=draft.embed_tokens.weight.data, head=draft.lm_head.weight.data)
     assert same_tensors(checkpoint.load(tmp_path, target), draft)
-    with pytest.raises(CheckpointError, match="tensor embed_tokens.weight"):
+    with pytest.raises(CheckpointError, match="embed_tokens.weight"):
         checkpoint.load(tmp_path)
 
 
@@ -143,26 +144,25 @@ def test_the_head_of_a_reduced_vocabulary_is_the_targets_rows(tmp_path: Path) ->
     assert same_tensors(loaded, draft)
     assert torch.equal(loaded.lm_head.weight, draft.target_head[IDS]) and torch.equal(loaded.ids, IDS)
     assert torch.equal(loaded.target_head, draft.target_head), "it can be trained on"
-    with pytest.raises(CheckpointError, match="tensor lm_head.weight"):
+    with pytest.raises(CheckpointError, match="lm_head.weight"):
         checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "changes,words",
+    "changes,named",
     [
-        ({"d2t": torch.full((89,), 250)}, ["tensor d2t", "272"]),
-        ({"d2t": -torch.arange(89)}, ["tensor d2t", "272"]),
-        ({"t2d": torch.arange(272) < 89}, ["tensor t2d", "89"]),
+        ({"d2t": torch.full((89,), 250)}, ["d2t", "272"]),
+        ({"d2t": -torch.arange(89)}, ["d2t", "272"]),
+        ({"t2d": torch.arange(272) < 89}, ["t2d", "89"]),
     ],
 )
-def test_tables_that_name_no_vocabulary_are_refused(tmp_path: Path, changes: dict, words: list[str]) -> None:
+def test_tables_that_name_no_vocabulary_are_refused(tmp_path: Path, changes: dict, named: list) -> None:
     draft = tiny.draft("eagle3", ids=IDS)
     checkpoint.save(draft, tmp_path)
     edit_tensors(tmp_path, **changes)
     target = SimpleNamespace(embedding=draft.embed_tokens.weight.data, head=draft.target_head)
-    with pytest.raises(CheckpointError) as error:
+    with refused(CheckpointError, *named):
         checkpoint.load(tmp_path, target)
-    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_the_first_tokens_as_draft_vocabulary(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_z_lab_dflash_cannot_sample_from_the_anchor(tmp_path: Path, fields: di
     checkpoint.save(draft, tmp_path)
     both = {"sample_from_anchor": ..., "dspark_bonus_anchor": ...}
     edit_config(tmp_path, **both | {"architectures": ["DFlashDraftModel"]} | fields)
-    with pytest.raises(CheckpointError, match="field sample_from_anchor: .*Qwen3DSparkModel"):
+    with refused(CheckpointError, "sample_from_anchor", "Qwen3DSparkModel"):
         checkpoint.load(tmp_path)
     edit_config(tmp_path, architectures=["Qwen3DSparkModel"])
     assert torch.equal(logits(checkpoint.load(tmp_path)), logits(draft)), "the remedy in the message works"
@@ -265,49 +265,47 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "changes,words",
+    "changes,named",
     [
-        ({"fc__weight": None}, ["tensor fc.weight", "(32, 64)"]),
-        ({"extra__weight": torch.ones(2)}, ["tensor extra.weight"]),
-        ({"d2t": torch.zeros(9, dtype=torch.int64)}, ["tensor d2t"]),
-        ({"norm__weight": torch.ones(31)}, ["tensor norm.weight", "(32,)", "(31,)"]),
-        ({"markov_head__markov_w2__weight": torch.zeros(272, 8)}, ["tensor markov_head.markov_w2.weight"]),
+        ({"fc__weight": None}, ["fc.weight", "(32, 64)"]),
+        ({"extra__weight": torch.ones(2)}, ["extra.weight"]),
+        ({"d2t": torch.zeros(9, dtype=torch.int64)}, ["d2t"]),
+        ({"norm__weight": torch.ones(31)}, ["norm.weight", "(32,)", "(31,)"]),
+        ({"markov_head__markov_w2__weight": torch.zeros(272, 8)}, ["markov_head.markov_w2.weight"]),
     ],
 )
-def test_damaged_tensors_are_named(folder: Path, changes: dict, words: list[str]) -> None:
+def test_damaged_tensors_are_named(folder: Path, changes: dict, named: list) -> None:
     """Pitfalls 25 and 43: without these errors such a draft loads, and nothing is accepted."""
     edit_tensors(folder, **changes)
-    with pytest.raises(CheckpointError, match="model.safetensors") as error:
+    with refused(CheckpointError, "model.safetensors", *named):
         checkpoint.load(folder)
-    assert all(word in str(error.value) for word in words), error.value
 
 
 @pytest.mark.parametrize(
-    "changes,words",
+    "changes,named",
     [
-        ({"target_layer_ids": ...}, ["field target_layer_ids"]),
-        ({"architectures": ...}, ["field architectures"]),
-        ({"block_size": ...}, ["field block_size"]),
-        ({"mask_token_id": ...}, ["field mask_token_id"]),
-        ({"mask_token_id": 272}, ["field mask_token_id", "272"]),
-        ({"architectures": ["LlamaForCausalLM"]}, ["field architectures", "LlamaForCausalLM"]),
-        ({"architectures": []}, ["field architectures", "Qwen3DSparkModel"]),
-        ({"model_type": "mamba"}, ["field model_type", "'gemma4_text', 'llama', 'qwen3'", "mamba"]),
-        ({"markov_head_type": "magic"}, ["field markov_head_type", "'gated', 'rnn', 'vanilla'", "magic"]),
-        ({"markov_head_type": "rnn"}, ["tensor markov_head.joint_proj.bias"]),
+        ({"target_layer_ids": ...}, ["target_layer_ids"]),
+        ({"architectures": ...}, ["architectures"]),
+        ({"block_size": ...}, ["block_size"]),
+        ({"mask_token_id": ...}, ["mask_token_id"]),
+        ({"mask_token_id": 272}, ["mask_token_id", "272"]),
+        ({"architectures": ["LlamaForCausalLM"]}, ["architectures", "LlamaForCausalLM"]),
+        ({"architectures": []}, ["architectures", "Qwen3DSparkModel"]),
+        ({"model_type": "mamba"}, ["model_type", "'gemma4_text', 'llama', 'qwen3'", "mamba"]),
+        ({"markov_head_type": "magic"}, ["markov_head_type", "'gated', 'rnn', 'vanilla'", "magic"]),
+        ({"markov_head_type": "rnn"}, ["markov_head.joint_proj.bias"]),
         (
             {"sample_from_anchor": False, "dspark_bonus_anchor": True, "block_size": 1},
-            ["field block_size", "1"],
+            ["block_size", "1"],
         ),
         ({"sample_from_anchor": False}, ["sample_from_anchor", "dspark_bonus_anchor"]),
-        ({"draft_vocab_size": 100}, ["tensor d2t"]),
+        ({"draft_vocab_size": 100}, ["d2t"]),
     ],
 )
-def test_damaged_config_is_named(folder: Path, changes: dict, words: list[str]) -> None:
+def test_damaged_config_is_named(folder: Path, changes: dict, named: list) -> None:
     edit_config(folder, **changes)
-    with pytest.raises(CheckpointError) as error:
+    with refused(CheckpointError, *named):
         checkpoint.load(folder)
-    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_a_chain_that_says_no_length_is_named(tmp_path: Path) -> None:
@@ -316,7 +314,7 @@ def test_a_chain_that_says_no_length_is_named(tmp_path: Path) -> None:
         edit_config(tmp_path, block_size=...)
         assert checkpoint.load(tmp_path).max_drafts == 7, "the trained steps"
         edit_config(tmp_path, ttt_length=...)
-        with pytest.raises(CheckpointError, match="config.json: field block_size"):
+        with refused(CheckpointError, "config.json", "block_size"):
             checkpoint.load(tmp_path)
 
 
@@ -335,5 +333,5 @@ def test_truncated_weights_are_named(folder: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="none: .*config.json"):
+    with refused(CheckpointError, tmp_path / "none", "config.json"):
         checkpoint.load(tmp_path / "none")

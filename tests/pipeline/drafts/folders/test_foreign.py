@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import save_file
+from tiny_errors import refused
 
 from data_specs.errors import UserError
 from pipeline.drafts.base import Blocks
@@ -97,31 +98,30 @@ def test_speculators_dflash_is_fill_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields,words",
+    "fields,named",
     [
         ({"sample_from_anchor": False}, ["sample_from_anchor=False", "speculative_tokens=7"]),
-        ({"sample_from_anchor": None, "block_size": 9}, ["field sample_from_anchor"]),
-        ({"aux_hidden_state_layer_ids": None}, ["field aux_hidden_state_layer_ids"]),
-        ({"mask_token_id": 272}, ["field mask_token_id", "272"]),
-        ({"mask_token_id": None}, ["field mask_token_id"]),
-        ({"speculators_model_type": "peagle"}, ["field speculators_model_type", "peagle"]),
-        ({"transformer_layer_config": None}, ["field transformer_layer_config"]),
-        ({"target_hidden_size": 64}, ["field target_hidden_size", "32", "64"]),
+        ({"sample_from_anchor": None, "block_size": 9}, ["sample_from_anchor"]),
+        ({"aux_hidden_state_layer_ids": None}, ["aux_hidden_state_layer_ids"]),
+        ({"mask_token_id": 272}, ["mask_token_id", "272"]),
+        ({"mask_token_id": None}, ["mask_token_id"]),
+        ({"speculators_model_type": "peagle"}, ["speculators_model_type", "peagle"]),
+        ({"transformer_layer_config": None}, ["transformer_layer_config"]),
+        ({"target_hidden_size": 64}, ["target_hidden_size", "32", "64"]),
         (
             {
                 "transformer_layer_config": LAYERS
                 | {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}
             },
-            ["field sliding_window_non_causal"],
+            ["sliding_window_non_causal"],
         ),
     ],
 )
-def test_speculators_that_say_too_little(tmp_path: Path, fields: dict, words: list[str]) -> None:
+def test_speculators_that_say_too_little(tmp_path: Path, fields: dict, named: list) -> None:
     config = speculators("dspark", 7, block_size=7, sample_from_anchor=True, **HEADS) | fields
     write(tmp_path, config, own(tiny.draft()))
-    with pytest.raises(UserError, match="config.json") as error:
+    with refused(UserError, "config.json", *named):
         checkpoint.read(tmp_path)
-    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_speculators_without_the_flag_are_told_by_the_number_of_drafts(tmp_path: Path) -> None:
@@ -173,27 +173,26 @@ def test_specforge_eagle3_has_tables_of_its_whole_vocabulary(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "fields,words",
+    "fields,named",
     [
-        ({}, ["field eagle_aux_hidden_state_layer_ids"]),
-        ({"norm_before_fc": True}, ["field norm_before_fc"]),
-        ({"norm_output": True}, ["field norm_output"]),
+        ({}, ["eagle_aux_hidden_state_layer_ids"]),
+        ({"norm_before_fc": True}, ["norm_before_fc"]),
+        ({"norm_output": True}, ["norm_output"]),
         (
             {"eagle_aux_hidden_state_layer_ids": [1, 3], "num_aux_hidden_states": 3},
-            ["field num_aux_hidden_states", "expected 2, got 3"],
+            ["num_aux_hidden_states", 2, 3],
         ),
         (
             {"model_type": "llama4_text", "eagle_aux_hidden_state_layer_ids": [1]},
-            ["field model_type", "llama4_text"],
+            ["model_type", "llama4_text"],
         ),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 1]}, ["field target_layer_ids", "[0, 0]"]),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 1]}, ["target_layer_ids", "[0, 0]"]),
     ],
 )
-def test_an_eagle3_that_says_too_little(tmp_path: Path, fields: dict, words: list[str]) -> None:
+def test_an_eagle3_that_says_too_little(tmp_path: Path, fields: dict, named: list) -> None:
     write(tmp_path, EAGLE3 | fields, eagle3_tensors(tiny.draft("eagle3", family="llama")))
-    with pytest.raises(UserError) as error:
+    with refused(UserError, *named):
         checkpoint.read(tmp_path)
-    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_specforge_dspark(tmp_path: Path) -> None:
@@ -210,20 +209,20 @@ def test_specforge_dspark(tmp_path: Path) -> None:
     loaded = checkpoint.load(tmp_path, target_of(made))
     assert loaded.max_drafts == 7 and torch.equal(logits(loaded), logits(made))
     write(tmp_path, config, renamed | {"markov_head.markov_w1.weight": torch.ones(272, 8)})
-    with pytest.raises(UserError, match=r"tensor markov_head\.markov_w1\.weight"):
+    with refused(UserError, "markov_head.markov_w1.weight"):
         checkpoint.read(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "section,words",
+    "section,named",
     [
-        ({"causal": True}, ["field causal"]),
-        ({"use_swa": True}, ["field use_swa"]),
-        ({"selector_rank": 16}, ["field selector_rank", "16"]),
+        ({"causal": True}, ["causal"]),
+        ({"use_swa": True}, ["use_swa"]),
+        ({"selector_rank": 16}, ["selector_rank", "16"]),
         ({"block_size": 16}, ["block_size", "dflash_config.block_size"]),
     ],
 )
-def test_a_dflash_that_no_draft_here_computes(tmp_path: Path, section: dict, words: list[str]) -> None:
+def test_a_dflash_that_no_draft_here_computes(tmp_path: Path, section: dict, named: list) -> None:
     made = tiny.draft("dflash", sample_from_anchor=False, block_size=8)
     nested = {"mask_token_id": 260, "target_layer_ids": [0, 2], **section}
     write(
@@ -231,9 +230,8 @@ def test_a_dflash_that_no_draft_here_computes(tmp_path: Path, section: dict, wor
         LAYERS | {"architectures": ["DFlashDraftModel"], "block_size": 8, "dflash_config": nested},
         own(made),
     )
-    with pytest.raises(UserError) as error:
+    with refused(UserError, *named):
         checkpoint.read(tmp_path)
-    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_taps_beyond_the_target_are_named(tmp_path: Path) -> None:
@@ -241,5 +239,5 @@ def test_taps_beyond_the_target_are_named(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     for taps in ([0, 4], [-2, 1], [1, 1], [], "02"):
         (tmp_path / "config.json").write_text(json.dumps(config | {"target_layer_ids": taps}))
-        with pytest.raises(UserError, match="field target_layer_ids"):
+        with refused(UserError, "config.json", "target_layer_ids", taps):
             checkpoint.read(tmp_path)

@@ -4,6 +4,7 @@ import pytest
 import tiny
 import tiny_targets
 import torch
+from tiny_errors import refused
 
 from pipeline.config import ConfigError, InitConfig
 from pipeline.drafts import registry
@@ -190,12 +191,11 @@ def test_a_draft_that_does_not_fit_is_named(tmp_path, changes: dict, words: list
     if words is None:  # only the norms over the heads have no place; the rest fits
         build("dspark", Start(draft=tensors), init=FROM, **changes)
         return
-    with pytest.raises(ConfigError, match="drafter.init.draft=some_dflash:v3") as error:
+    with refused(ConfigError, "drafter.init.draft=some_dflash:v3", *words):
         build("dspark", Start(draft=tensors), init=FROM, **changes)
-    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_an_eagle3_does_not_start_a_dspark(tmp_path) -> None:
     _, tensors = other("eagle3", tmp_path)
-    with pytest.raises(ConfigError, match="drafter.init.draft=some_dflash:v3: tensor hidden_norm.weight"):
+    with refused(ConfigError, "drafter.init.draft=some_dflash:v3", "hidden_norm.weight"):
         build("dspark", Start(draft=tensors), init=FROM, depth=1)
