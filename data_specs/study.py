@@ -93,4 +93,5 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema) ->
 
 def read_rows(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
     """The rows of ``path``. Raises ``StudyError`` naming the file that is no Parquet file or has other columns."""
-    return read_table(path, schema, "a study", StudyError).to_pylist()
+    rows: list[dict[str, Any]] = read_table(path, schema, "a study", StudyError).to_pylist()
+    return rows

@@ -197,4 +197,5 @@ def _described(values: Array) -> Any:
 
 
 def _mask(rounds: pa.Table, mode: str) -> Array:
-    return pc.equal(rounds["mode"], mode).to_numpy().astype(bool)
+    mask: Array = pc.equal(rounds["mode"], mode).to_numpy().astype(bool)
+    return mask

@@ -147,4 +147,5 @@ def _logits(confidences: Array) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
+    share: Array = 1 / (1 + np.exp(-x))
+    return share

@@ -295,15 +295,16 @@ class Engine:
     def _schedule(self, made: Proposals, room: Array) -> Array:
         """How many drafts of each request are verified, int64 [R]; none beyond its ``room`` [R]."""
         width = made.tokens.shape[1]
-        if self.policy is None or not width:
-            return np.minimum(room, width)
-        confidences = np.ones((len(room), width))
-        if made.confidences is not None:
-            confidences = made.confidences.double().cpu().numpy()
-            if self.temperatures is not None:
-                confidences = scaled(confidences, np.asarray(self.temperatures)[:width])
-        # What would go beyond a request's limit is no candidate: it must not take the place of another's.
-        return np.minimum(self.policy(candidates(confidences, room)), room)
+        counts: Array = np.minimum(room, width)
+        if self.policy is not None and width:
+            confidences = np.ones((len(room), width))
+            if made.confidences is not None:
+                confidences = made.confidences.double().cpu().numpy()
+                if self.temperatures is not None:
+                    confidences = scaled(confidences, np.asarray(self.temperatures)[:width])
+            # What would go beyond a request's limit is no candidate: it must not take the place of another's.
+            counts = np.minimum(self.policy(candidates(confidences, room)), room)
+        return counts
 
     def _observe(self, live: list[_Live], counts: list[int], ids: Tensor, states: States) -> None:
         if self.draft is not None and live:

@@ -86,7 +86,7 @@ class Speaker:
 
     def room(self, ids: list[int]) -> int:
         """New tokens that the target's context has room for after ``ids``."""
-        return self.target.config.max_position_embeddings - len(ids)
+        return int(self.target.config.max_position_embeddings) - len(ids)
 
     def warm_up(self, prompt: Prompt) -> float:
         """Decode a few tokens both ways before anything is timed; seconds a token without the draft."""

@@ -90,7 +90,8 @@ def convex(values: Array) -> Array:
         while len(hull) > 1 and _is_above(values, hull[-2], hull[-1], place):
             hull.pop()
         hull.append(place)
-    return np.interp(np.arange(len(values)), hull, values[hull])
+    covered: Array = np.interp(np.arange(len(values)), hull, values[hull])
+    return covered
 
 
 def _is_above(values: Array, left: int, middle: int, right: int) -> bool:
@@ -139,7 +140,8 @@ def by_rank(confidences: Array, count: int) -> Array:
 def threshold(confidences: Array, least: float | Array) -> Array:
     """Lengths up to the first draft whose confidence is below ``least``: a number, or one for each position [>= G]."""
     drafts = survival(confidences).shape[1]
-    return (np.asarray(confidences) >= np.atleast_1d(least)[:drafts]).cumprod(1).sum(1)
+    lengths: Array = (np.asarray(confidences) >= np.atleast_1d(least)[:drafts]).cumprod(1).sum(1)
+    return lengths
 
 
 def fixed(confidences: Array, length: int) -> Array:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -46,7 +47,7 @@ class Backbone(Model):
     @property
     def max_drafts(self) -> int:
         """See Draft.max_drafts."""
-        return self.config.block_size - self.first
+        return int(self.config.block_size) - self.first
 
     def inputs(self, anchors: Tensor) -> Tensor:
         """Embeddings [N, T, H] of blocks whose anchors are the tokens [N]: the anchor, then mask tokens."""
@@ -56,7 +57,8 @@ class Backbone(Model):
 
     def context(self, hidden: Tensor) -> Tensor:
         """H_ctx = RMSNorm(fc [H^(l1); ...; H^(lm)]): [.., m*H] -> [.., H]."""
-        return self.hidden_norm(self.fc(hidden.to(self.fc.weight.dtype)))
+        context: Tensor = self.hidden_norm(self.fc(hidden.to(self.fc.weight.dtype)))
+        return context
 
     def forward(self, hidden: Tensor, anchor_tokens: Tensor, rows: Tensor, anchors: Tensor) -> Tensor:
         """Final states [N, T, H] of the blocks.
@@ -71,20 +73,15 @@ class Backbone(Model):
         for layer in self.decoder_layers:
             kind = layer.kind
             k_ctx, v_ctx = layer.self_attn.keys_values(context, self.rotary(context, every, kind))
-
-            def attend_context(
-                q: Tensor, k: Tensor, v: Tensor, scale: float, plan=plans[kind], k_ctx=k_ctx, v_ctx=v_ctx
-            ) -> Tensor:
-                return attend(plan, q, k_ctx, v_ctx, k, v, scale)
-
-            x = layer(x, self.rotary(x, slots, kind), attend_context)
-        return self.norm(x)
+            x = layer(x, self.rotary(x, slots, kind), partial(attend, plans[kind], k_ctx, v_ctx))
+        states: Tensor = self.norm(x)
+        return states
 
     def block_states(self, batch: Batch, blocks: Blocks, drafts: int | None = None) -> Tensor:
         """See Model.block_states. A block is always computed as a whole, whatever ``drafts`` is."""
         rows, columns = blocks.keep.nonzero(as_tuple=True)
         anchors = blocks.anchors[rows, columns]
-        states = self(batch.hidden, batch.input_ids[rows, anchors], rows, anchors)[:, self.first :]
+        states: Tensor = self(batch.hidden, batch.input_ids[rows, anchors], rows, anchors)[:, self.first :]
         out = states.new_zeros(*blocks.keep.shape, *states.shape[1:])
         return out.index_put((rows, columns), states)
 
@@ -120,14 +117,9 @@ class Backbone(Model):
         for i, layer in enumerate(self.decoder_layers):
             seen = [state.layers[i][:, None, : state.length] for state in states]  # [2, 1, length, kv, d]
             masks = [self._window_mask(layer.kind, state.length, x) for state in states]
-
-            def attend_cached(
-                q: Tensor, k: Tensor, v: Tensor, scale: float, seen=seen, masks=masks
-            ) -> Tensor:
-                return attend_each(q, k, v, seen, masks, scale)
-
-            x = layer(x, self.rotary(x, slots, layer.kind), attend_cached)
-        return self.norm(x)[:, self.first :]
+            x = layer(x, self.rotary(x, slots, layer.kind), partial(attend_each, seen=seen, masks=masks))
+        block: Tensor = self.norm(x)
+        return block[:, self.first :]
 
     def _window_mask(self, kind: str, length: int, x: Tensor) -> Tensor | None:
         """bool [T, length + T]: what the slots of the next block see, or None if they see everything."""

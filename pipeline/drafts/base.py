@@ -122,7 +122,7 @@ class Draft(nn.Module):
     @property
     def max_drafts(self) -> int:
         """The largest number of drafts per block (G)."""
-        return self.config.block_size
+        return int(self.config.block_size)
 
     @property
     def trained_drafts(self) -> int:

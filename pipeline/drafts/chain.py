@@ -13,12 +13,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pipeline.drafts.base import Batch, Blocks
-from pipeline.drafts.families.attention import attend, attend_each
+from pipeline.drafts.families.attention import AttentionPlan, attend, attend_each
 from pipeline.drafts.families.layers import DecoderLayer
 from pipeline.drafts.model import Model, Step, append, following
 
@@ -75,17 +76,17 @@ class Chain(Model):
             every, self.rotary(every, torch.arange(length, device=rows.device), kind)
         )
         state, keys, values, found = sources[rows, pairs], [], [], []
+
+        def attend_chain(plan: AttentionPlan, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+            keys.append(key)
+            values.append(value)
+            return attend(plan, k_ctx, v_ctx, q, torch.cat(keys, 1), torch.cat(values, 1), scale)
+
         for k in range(drafts):
             tokens = batch.input_ids[rows, (anchors + k).clamp(max=length - 1)]
             x, entered = self.enter(self.embed(tokens)[:, None], state[:, None])  # [N, 1, ..]
-            plan = self.plans(rows, pairs, length, 1, k + 1, first=k)[kind]
-
-            def attend_chain(q: Tensor, key: Tensor, value: Tensor, scale: float, plan=plan) -> Tensor:
-                keys.append(key)
-                values.append(value)
-                return attend(plan, q, k_ctx, v_ctx, torch.cat(keys, 1), torch.cat(values, 1), scale)
-
-            out = layer(x, self.rotary(x, pairs[:, None] + k, kind), attend_chain, entered)[:, 0]
+            attend_k = partial(attend_chain, self.plans(rows, pairs, length, 1, k + 1, first=k)[kind])
+            out = layer(x, self.rotary(x, pairs[:, None] + k, kind), attend_k, entered)[:, 0]
             found.append(self.norm(out))
             state = self.follow(out)
         return found
@@ -136,7 +137,7 @@ class Chain(Model):
                 k.new_empty(2, 1, 0, *k.shape[2:]) if context is None else context for context in seen
             ]
             masks = [self._window_mask(kind, context.shape[2] + k.shape[1], q) for context in contexts]
-            return attend_each(q, k, v, contexts, masks, scale)
+            return attend_each(q, k, v, scale, contexts, masks)
 
         def step(previous: Tensor) -> tuple[Tensor, Tensor | None]:
             nonlocal memory, places

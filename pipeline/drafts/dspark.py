@@ -52,7 +52,9 @@ class DSpark(Backbone):
     def confidence(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
         """Confidence logits [..] from states [.., H] and embedded previous tokens [.., r]."""
         assert self.confidence_head is not None
-        return self.confidence_head(hidden, embedded if self.config.confidence_head_with_markov else None)
+        read = embedded if self.config.confidence_head_with_markov else None
+        logits: Tensor = self.confidence_head(hidden, read)
+        return logits
 
     def head_inputs(
         self, batch: Batch, blocks: Blocks, states: Tensor

@@ -38,11 +38,12 @@ class Eagle3(Chain):
     @property
     def max_drafts(self) -> int:
         """See Draft.max_drafts."""
-        return getattr(self.config, "block_size", None) or self.config.ttt_length
+        return int(getattr(self.config, "block_size", None) or self.config.ttt_length)
 
     def source(self, hidden: Tensor, last_hidden: Tensor) -> Tensor:
         """See Chain.source: fc of the taps."""
-        return self.fc(hidden.to(self.fc.weight.dtype))
+        source: Tensor = self.fc(hidden.to(self.fc.weight.dtype))
+        return source
 
     def enter(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See Chain.enter."""

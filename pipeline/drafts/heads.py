@@ -23,7 +23,8 @@ class MarkovHead(nn.Module):
 
     def embed(self, previous: Tensor) -> Tensor:
         """W1[x] [.., r] of the previous tokens' ids [..]. The confidence head also reads it."""
-        return self.markov_w1(previous)
+        embedded: Tensor = self.markov_w1(previous)
+        return embedded
 
     def start(self, like: Tensor) -> Tensor | None:
         """The state before the first draft, in the shape of ``like`` [.., r]; None if the head has no memory."""
@@ -39,7 +40,8 @@ class MarkovHead(nn.Module):
 
     def bias(self, features: Tensor) -> Tensor:
         """The logit bias [.., D] from features [.., r]."""
-        return self.markov_w2(features)
+        bias: Tensor = self.markov_w2(features)
+        return bias
 
 
 class GatedHead(MarkovHead):
@@ -110,4 +112,5 @@ class ConfidenceHead(nn.Module):
     def forward(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
         """Confidence logits [..] from ``hidden`` [.., H] and, if given, W1 of the previous tokens [.., r]."""
         x = hidden if embedded is None else torch.cat([hidden, embedded.to(hidden.dtype)], -1)
-        return self.proj(x).squeeze(-1)
+        logits: Tensor = self.proj(x)
+        return logits.squeeze(-1)

@@ -18,6 +18,7 @@ outside D counts in full in |p - q|_1, and a label outside D has no cross-entrop
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,8 @@ def distribution_loss(
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    total, ce_sum, l1_sum, tv, agree = _Distribution.apply(
+    apply: Callable[..., tuple[Tensor, ...]] = _Distribution.apply
+    total, ce_sum, l1_sum, tv, agree = apply(
         hidden, features, w2, output, target_hidden, output.indices(labels), weights, coefficients, chunk,
         torch.is_grad_enabled(), dtype,
     )  # fmt: skip

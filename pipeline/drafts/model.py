@@ -66,7 +66,8 @@ class Model(Draft):
 
     def make_norm(self) -> nn.Module:
         """A new norm over the hidden size."""
-        return self.norm_class(self.config.hidden_size, eps=self.config.rms_norm_eps)
+        norm: nn.Module = self.norm_class(self.config.hidden_size, eps=self.config.rms_norm_eps)
+        return norm
 
     @property
     def decoder_layers(self) -> list[DecoderLayer]:
@@ -76,7 +77,7 @@ class Model(Draft):
     @property
     def draft_vocab_size(self) -> int:
         """D, the number of tokens that the draft can propose."""
-        return getattr(self.config, "draft_vocab_size", None) or self.config.vocab_size
+        return int(getattr(self.config, "draft_vocab_size", None) or self.config.vocab_size)
 
     @property
     def ids(self) -> Tensor | None:
@@ -89,7 +90,7 @@ class Model(Draft):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings [.., H] of ids [..], scaled as in the family, in the type of the trained tensors."""
-        embedded = self.embed_tokens(ids)
+        embedded: Tensor = self.embed_tokens(ids)
         if self.scale != 1:  # the factor is rounded as in the target
             embedded = embedded * torch.tensor(self.scale, dtype=embedded.dtype)
         return embedded.to(next(self.norm.parameters()).dtype)

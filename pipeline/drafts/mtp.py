@@ -38,4 +38,5 @@ class MTP(Chain):
 
     def follow(self, out: Tensor) -> Tensor:
         """See Chain.follow."""
-        return self.norm(out)
+        normed: Tensor = self.norm(out)
+        return normed

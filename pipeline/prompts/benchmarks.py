@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
 
@@ -67,6 +67,9 @@ class Prompt:
     key: str
     messages: list[Message]
     tools: list[Tool] = field(default_factory=list)
+
+
+Made = TypeVar("Made", Wording, Share, Benchmark)
 
 
 def load_benchmark(name: str, folder: Path = FOLDER) -> Benchmark:
@@ -138,10 +141,10 @@ def _hub_files(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
     import datasets
 
     base = f"hf://datasets/{benchmark.path}@{benchmark.revision or 'main'}"
-    rows = datasets.load_dataset(
-        "json", data_files=[f"{base}/{name}" for name in benchmark.files], split="train"
-    )
-    return rows.select_columns(benchmark.fields)
+    files = [f"{base}/{name}" for name in benchmark.files]
+    dataset = datasets.load_dataset("json", data_files=files, split="train")
+    rows: Iterable[dict[str, Any]] = dataset.select_columns(benchmark.fields)
+    return rows
 
 
 def _asked(benchmark: Benchmark, row: dict[str, Any], where: str) -> tuple[list[Message], list[Tool]]:
@@ -182,7 +185,7 @@ def _turns(wording: Wording, row: dict[str, Any]) -> list[str]:
     return [turns] if isinstance(turns, str) else turns
 
 
-def _made(kind: Any, values: Any, path: Path, prefix: str) -> Any:
+def _made(kind: type[Made], values: Any, path: Path, prefix: str) -> Made:
     known = kind.__dataclass_fields__
     if not isinstance(values, dict) or not set(values) <= set(known):
         got = sorted(set(values) - set(known)) if isinstance(values, dict) else values

@@ -31,7 +31,7 @@ TITLE, LEGEND, ENTRY = (
 MARKERS = "osD^"  # circle, square, diamond, triangle: style.css and page.html have the same
 STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 LIGHT = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", STYLE.partition("}")[0]))
-COLOURS = [colour for name, colour in LIGHT.items() if re.fullmatch(r"c\d", name)]
+COLOURS: list[str] = [colour for name, colour in LIGHT.items() if re.fullmatch(r"c\d", name)]
 SETTINGS: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "draftline", "text.parse_math": False, "font.size": 11,
     "axes.unicode_minus": False, "axes.spines.left": False, "axes.spines.right": False, "axes.spines.top": False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.markup import escape
+
 from pipeline import console
 from pipeline.report.model import SCREEN, Note, Section, Table
 from pipeline.report.page import PAGE
@@ -21,7 +23,7 @@ def show(sections: Sequence[Section]) -> None:
             show_table(block)
     for block in blocks:
         if isinstance(block, Note):
-            console.say(f"  {console.escape(block.text)}")
+            console.say(f"  {escape(block.text)}")
 
 
 def show_table(table: Table) -> None:

@@ -102,7 +102,7 @@ def flat_metrics(result: dict[str, Any]) -> dict[str, float]:
 
 def mean_error(calibration: dict[str, Any], when: str) -> float:
     """The mean calibration error ``before`` or ``after``, over the positions that a round reached (0 for none)."""
-    return mean([quality["ece"] for quality in calibration[when] if quality["rounds"]] or [0.0])
+    return mean([float(quality["ece"]) for quality in calibration[when] if quality["rounds"]] or [0.0])
 
 
 def _mean_errors(calibration: dict[str, Any] | None) -> dict[str, float]:

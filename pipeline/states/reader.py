@@ -215,7 +215,8 @@ def _starts(lengths: np.ndarray, segment: np.ndarray) -> np.ndarray:
     ends = np.cumsum(lengths, dtype=np.int64)
     first = np.r_[True, segment[1:] != segment[:-1]] if len(segment) else np.zeros(0, bool)
     base = np.where(first, ends - lengths, 0)
-    return ends - lengths - np.maximum.accumulate(base)
+    starts: np.ndarray = ends - lengths - np.maximum.accumulate(base)
+    return starts
 
 
 def _read_parquet(path: Path, schema: pa.Schema) -> pa.Table:

@@ -96,7 +96,7 @@ def check_weights(folder: Path, config: Any) -> None:
                 )
 
 
-def _text_digest(folder: Path, names: Sequence[str]) -> Any:
+def _text_digest(folder: Path, names: Sequence[str]) -> hashlib._Hash:
     digest = hashlib.sha256()
     for path in [folder / name for name in names if (folder / name).is_file()]:
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())

@@ -109,7 +109,8 @@ class EvenParts:
         groups = len(query) // keys.shape[1]
         q = query.unflatten(0, (-1, groups)).unflatten(2, (self.size, -1)).permute(2, 0, 1, 3, 4)
         made = _attend(q.flatten(2, 3), k, v, self.mask(window, groups, query), scale, sinks)
-        return made.unflatten(2, (groups, -1)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
+        apart: Tensor = made.unflatten(2, (groups, -1))  # [R, kv, g, n, d]
+        return apart.permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
 
 
 @dataclass

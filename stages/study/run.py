@@ -41,7 +41,8 @@ from pipeline.decoding.job import EvaluationJob, make_job
 from pipeline.decoding.steps import Step, Times
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.ranks import is_main
-from pipeline.report.evaluation import SUMMARY, Evaluation, committed
+from pipeline.report.evaluation import Evaluation, committed
+from pipeline.report.summary import SUMMARY
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.lineage import made_of_draft
 from pipeline.store.work import WorkShare, commit_once

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from data_specs.draft import WEIGHTS
 from data_specs.files import rename_synced
 from pipeline.drafts.base import FROZEN, Draft
 from pipeline.drafts.folders import checkpoint
@@ -26,13 +27,11 @@ def save_draft(draft: Draft, folder: Path, dtype: torch.dtype) -> None:
 def check_frozen(folder: Path, tensors: TargetTensors) -> None:
     """Raise ``RuntimeError`` unless embedding and head in ``folder`` have the target's bits (pitfall 25)."""
     found = checkpoint.read_tensors(folder)
-    ids = checkpoint.draft_ids(folder / checkpoint.WEIGHTS, found, len(tensors.embedding))
+    ids = checkpoint.draft_ids(folder / WEIGHTS, found, len(tensors.embedding))
     head = tensors.head if ids is None else tensors.head[ids]
     for name, expected in zip(FROZEN, (tensors.embedding, head), strict=True):
         if name in found and not same_bits(found[name], expected):
-            raise RuntimeError(
-                f"{folder / checkpoint.WEIGHTS}: {name} is not the target's: training changed it"
-            )
+            raise RuntimeError(f"{folder / WEIGHTS}: {name} is not the target's: training changed it")
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

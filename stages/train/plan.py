@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from data_specs.draft import WEIGHTS
 from data_specs.manifest import file_record
 from pipeline import console, ranks
 from pipeline.config import Config, ConfigError, InitConfig, section
@@ -158,7 +159,7 @@ class Setup:
             del drafter["rope_scaling"]
         source = self.config.drafter.init.draft
         if source is not None:  # what it holds counts, not where it lies
-            drafter["init"]["draft"] = file_record(Path(source) / checkpoint.WEIGHTS).sha256
+            drafter["init"]["draft"] = file_record(Path(source) / WEIGHTS).sha256
         return {
             "cache": self.cache.manifest.fingerprint,
             "target": self.identity,
@@ -207,7 +208,7 @@ class Setup:
 def with_start(config: Config, store: Store) -> Config:
     """``config`` with the folder of the draft that ``drafter.init.draft`` names; ``UserError`` if there is none."""
     source = config.drafter.init.draft
-    if source is None or (Path(source) / checkpoint.WEIGHTS).is_file():
+    if source is None or (Path(source) / WEIGHTS).is_file():
         return config
     folder = str(store.resolve("draft", source).path)
     init = dataclasses.replace(config.drafter.init, draft=folder)

@@ -90,7 +90,7 @@ def plan_attention(
 
 
 def attend(
-    plan: AttentionPlan, q: Tensor, k_ctx: Tensor, v_ctx: Tensor, k: Tensor, v: Tensor, scale: float
+    plan: AttentionPlan, k_ctx: Tensor, v_ctx: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> Tensor:
     """Attention output [N, Q, heads, d].
 
@@ -115,9 +115,9 @@ def attend_each(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    scale: float,
     seen: Sequence[Tensor],
     masks: Sequence[Tensor | None],
-    scale: float,
 ) -> Tensor:
     """Attention output [R, Q, heads, d] of R blocks with contexts of different lengths, one SDPA call for each block.
 
@@ -210,7 +210,8 @@ def _attend_padded(
         out = sdpa(queries, keys, values, plan.mask, scale)
     else:
         out = _flex(queries, keys, values, plan.mask, scale)
-    return out.unflatten(1, (-1, plan.shape.queries))[plan.filled]
+    blocks: Tensor = out.unflatten(1, (-1, plan.shape.queries))
+    return blocks[plan.filled]
 
 
 _compiled_flex: Any = None
@@ -224,4 +225,5 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Tensor:
     if _compiled_flex is None:
         _compiled_flex = torch.compile(flex_attention) if q.is_cuda else flex_attention
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return _compiled_flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)
+    out: Tensor = _compiled_flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2)

@@ -28,7 +28,8 @@ class Rotary(layers.Rotary):
 
     def rows(self, x: Tensor, positions: Tensor, kind: str) -> layers.Tables:
         """See ``layers.Rotary.rows``."""
-        return self.table(x, positions, kind)
+        tables: layers.Tables = self.table(x, positions, kind)
+        return tables
 
 
 class DecoderLayer(layers.DecoderLayer):
@@ -51,11 +52,12 @@ class DecoderLayer(layers.DecoderLayer):
 
     def join(self, x: Tensor, attended: Tensor) -> Tensor:
         """See ``layers.DecoderLayer.join``. The output of attention is normed before it is added."""
-        return x + self.post_attention_layernorm(attended)
+        normed: Tensor = self.post_attention_layernorm(attended)
+        return x + normed
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The MLP with a norm before and a norm after it; the layer's scalar multiplies the sum."""
-        out = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        out: Tensor = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
         return (x + out) * self.layer_scalar
 
 
@@ -68,7 +70,7 @@ def make_config(values: dict[str, Any]) -> Gemma4TextConfig:
 
 def embedding_scale(config: Gemma4TextConfig) -> float:
     """The factor of the embeddings."""
-    return config.hidden_size**0.5
+    return float(config.hidden_size**0.5)
 
 
 def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:

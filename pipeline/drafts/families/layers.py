@@ -34,7 +34,8 @@ class Rotary(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
         """Move to another device but never round: bf16 frequencies would be wrong in long contexts (pitfall 32)."""
-        return super()._apply(lambda x: x.to(fn(x).device), recurse)
+        move: Callable[..., Rotary] = super()._apply
+        return move(lambda x: x.to(fn(x).device), recurse)
 
     def forward(self, x: Tensor, positions: Tensor, kind: str) -> Tables:
         """Tables [.., 1, d] in x's dtype for positions [..] in a layer of type ``kind``; 1 is the heads' axis."""
@@ -43,7 +44,8 @@ class Rotary(nn.Module):
 
     def rows(self, x: Tensor, positions: Tensor, kind: str) -> Tables:
         """Cosine and sine [1, n, d] of positions [1, n]. Families whose layer types differ override this."""
-        return self.table(x, positions)
+        tables: Tables = self.table(x, positions)
+        return tables
 
 
 def rotate(x: Tensor, tables: Tables) -> Tensor:
@@ -92,7 +94,8 @@ class Attention(nn.Module):
         return rotate(self.k_norm(keys), tables), self.v_norm(values)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim))
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))
+        return heads
 
 
 class DecoderLayer(nn.Module):
@@ -125,7 +128,8 @@ class DecoderLayer(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The second half of the layer: the MLP and its residual."""
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + out
 
 
 def layer_types(depth: int, sliding_window: int | None) -> list[str]:

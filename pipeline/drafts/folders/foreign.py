@@ -148,7 +148,7 @@ def _anchor_first(path: Path, values: Fields, drafts: int | None) -> bool:
     if told is None:
         if block is None or drafts is None or drafts not in (block, block - 1):
             raise LayoutError(f"{path}: field sample_from_anchor is missing")
-        return drafts == block
+        return bool(drafts == block)
     if block is not None and drafts == (block - 1 if told else block):
         raise LayoutError(
             f"{path}: fields sample_from_anchor={told} and speculative_tokens={drafts} contradict each other "

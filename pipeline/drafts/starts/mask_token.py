@@ -18,14 +18,14 @@ def choose(tokenizer: Any, rows: int, reserved: Collection[int] = ()) -> int:
     It is the first row beyond the tokenizer's tokens, else an added special token without a role: not bos, eos, pad,
     unk, not in the chat template, not in ``reserved``. Raises ``MaskTokenError`` if neither exists.
     """
-    beyond = max(tokenizer.get_vocab().values()) + 1  # not the number of tokens: ids may have gaps
+    beyond: int = max(tokenizer.get_vocab().values()) + 1  # not the number of tokens: ids may have gaps
     if beyond < rows:
         return beyond
     template = str(tokenizer.chat_template or "")
     roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
     for number, token in sorted(tokenizer.added_tokens_decoder.items(), reverse=True):
         if number < rows and number not in roles and number not in reserved and token.content not in template:
-            return number
+            return int(number)
     raise MaskTokenError(
         f"target.mask_token_id: each of the {rows} embedding rows is a token that text may contain; "
         "set an id that your data does not contain"

@@ -21,18 +21,18 @@ each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def tensors(shape: Shape, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """q [6, Q, heads, d]; keys and values of the context [3, S, kv, d] and of the blocks [6, K, kv, d]."""
+    """Keys and values of the context [3, S, kv, d]; q [6, Q, heads, d]; keys and values of the blocks [6, K, kv, d]."""
     g = torch.Generator().manual_seed(seed)
     q = torch.randn(6, shape.queries, HEADS, DIM, generator=g)
     context = [torch.randn(3, CONTEXT, KV, DIM, generator=g) for _ in range(2)]
-    return q, *context, *(torch.randn(6, shape.keys, KV, DIM, generator=g) for _ in range(2))
+    return *context, q, *(torch.randn(6, shape.keys, KV, DIM, generator=g) for _ in range(2))
 
 
 def run(backend: str, shape: Shape, *values: torch.Tensor) -> torch.Tensor:
     return attend(plan_attention(ROWS, ANCHORS, CONTEXT, shape, backend), *values, DIM**-0.5)
 
 
-def by_hand(shape: Shape, q, k_ctx, v_ctx, k, v) -> torch.Tensor:
+def by_hand(shape: Shape, k_ctx, v_ctx, q, k, v) -> torch.Tensor:
     """One query at a time: a softmax over the context that it may see and over its own block's keys."""
     out = torch.empty_like(q)
     for n in range(len(ROWS)):
@@ -86,13 +86,13 @@ def test_what_a_block_sees_of_the_context() -> None:
 def test_nothing_at_or_after_the_anchor_is_seen() -> None:
     """Pitfall 24, bit for bit: the content of later positions has no effect."""
     shape = Shape(3, 3)
-    q, k_ctx, v_ctx, k, v = tensors(shape)
+    k_ctx, v_ctx, q, k, v = tensors(shape)
     others = [x.clone() for x in (k_ctx, v_ctx)]
     for x in others:
         x[0, 3:] = 1e3
     for backend in ("dense", "grouped"):
-        before = run(backend, shape, q, k_ctx, v_ctx, k, v)
-        after = run(backend, shape, q, *others, k, v)
+        before = run(backend, shape, k_ctx, v_ctx, q, k, v)
+        after = run(backend, shape, *others, q, k, v)
         assert torch.equal(before[:2], after[:2]) and torch.equal(before[3:], after[3:])
         assert not torch.allclose(before[2], after[2])
 
@@ -100,11 +100,11 @@ def test_nothing_at_or_after_the_anchor_is_seen() -> None:
 @pytest.mark.parametrize("backend", ["dense", "grouped", "flex"])
 def test_a_sequence_without_blocks(backend: str) -> None:
     rows, anchors, shape = torch.tensor([0, 2, 2]), torch.tensor([4, 1, 6]), Shape(3, 3)
-    q, k_ctx, v_ctx, k, v = tensors(shape)
-    part = q[:3], k_ctx, v_ctx, k[:3], v[:3]
+    k_ctx, v_ctx, q, k, v = tensors(shape)
+    part = k_ctx, v_ctx, q[:3], k[:3], v[:3]
     out = attend(plan_attention(rows, anchors, CONTEXT, shape, backend), *part, DIM**-0.5)
-    alone = attend(plan_attention(rows[1:] * 0, anchors[1:], CONTEXT, shape, backend), q[1:3], k_ctx[2:], v_ctx[2:],
-                   k[1:3], v[1:3], DIM**-0.5)  # fmt: skip
+    alone = attend(plan_attention(rows[1:] * 0, anchors[1:], CONTEXT, shape, backend), k_ctx[2:], v_ctx[2:],
+                   q[1:3], k[1:3], v[1:3], DIM**-0.5)  # fmt: skip
     assert torch.allclose(out[1:], alone, atol=1e-6)
 
 
