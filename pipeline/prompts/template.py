@@ -159,7 +159,7 @@ def end_of_turn(tokenizer: Any) -> str | None:
             if token.strip() and token in text
         ]
         if found:
-            return min(found)[1]
+            return str(min(found)[1])
     return None
 
 
