@@ -50,8 +50,12 @@ class StepRate:
 
     def __post_init__(self) -> None:
         rates = np.asarray(self.rates, dtype=np.float64)
-        if rates.ndim != 1 or not len(rates) or not np.isfinite(rates).all() or (rates <= 0).any():
-            raise ScheduleError("SPS table: expected positive finite steps a second for B = 1, 2, ...")
+        wrong = rates[~np.isfinite(rates) | (rates <= 0)]
+        if rates.ndim != 1 or not len(rates) or wrong.size:
+            raise ScheduleError(
+                f"SPS table: expected positive finite steps a second for B = 1, 2, ..., got {wrong[:3].tolist()} in "
+                f"the shape {rates.shape}"
+            )
         object.__setattr__(self, "rates", rates)
 
     def span(self, first: int, last: int) -> Array:
@@ -103,8 +107,12 @@ def _is_above(values: Array, left: int, middle: int, right: int) -> bool:
 def survival(confidences: Array) -> Array:
     """a [R, G], the cumulative product of confidences [R, G]. Raises ``ScheduleError`` for values outside [0, 1]."""
     confidences = np.asarray(confidences, dtype=np.float64)
-    if confidences.ndim != 2 or not ((confidences >= 0) & (confidences <= 1)).all():  # NaN fails both
-        raise ScheduleError("confidences: expected numbers from 0 to 1 of shape [requests, drafts]")
+    wrong = confidences[~((confidences >= 0) & (confidences <= 1))]  # NaN fails both
+    if confidences.ndim != 2 or wrong.size:
+        raise ScheduleError(
+            f"confidences: expected numbers from 0 to 1 of shape [requests, drafts], got {wrong[:3].tolist()} in the "
+            f"shape {confidences.shape}"
+        )
     return np.cumprod(confidences, axis=1)
 
 

@@ -172,7 +172,9 @@ def from_steps(steps: Sequence[Step], least: int = 3) -> TableCosts:
     verified = [s for s in steps if s.requests]
     prefilled = [(s.prefilled, s.prefill_seconds, s.pace) for s in steps if s.prefilled]
     if not verified or not prefilled:
-        raise CostError("costs: expected steps that prefill and steps that verify, got none of one kind")
+        raise CostError(
+            f"costs: expected steps that prefill and steps that verify, got {len(prefilled)} and {len(verified)}"
+        )
     seen = Counter(s.requests for s in verified)
     often = [s for s in verified if seen[s.requests] >= min(least, max(seen.values()))]
     drafted = [(s.drafted // s.requests, s.requests, s.draft_seconds, s.pace) for s in often if s.drafted]

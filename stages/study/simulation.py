@@ -140,7 +140,9 @@ def simulate(
     for no slots, no request, or more drafts than were recorded.
     """
     if slots < 1 or prefill_tokens < 1 or not len(load.answers):
-        raise SimulationError("expected slots >= 1, prefill_tokens >= 1 and at least one request")
+        raise SimulationError(
+            f"slots={slots}, prefill_tokens={prefill_tokens}, requests={len(load.answers)}: expected at least 1 of each"
+        )
     chain = pool.drafts if drafts is None else drafts
     if chain > pool.drafts:
         raise SimulationError(f"drafts={chain}: the pool holds drafts of {pool.drafts} tokens")

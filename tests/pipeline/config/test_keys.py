@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from composing import by_hydra
 from omegaconf import OmegaConf
+from tiny_errors import refused
 
 from pipeline.config import ConfigError, resolve
 
@@ -31,10 +32,7 @@ def test_an_added_key_is_refused(override: str, key: str, meant: str | None):
     with pytest.raises(ConfigError) as error:
         resolve(by_hydra(override))
     assert str(error.value).startswith(f"{key}: ")
-    if meant is None:
-        assert "did you mean" not in str(error.value)
-    else:
-        assert f"did you mean {meant}?" in str(error.value)
+    assert "?" not in str(error.value) if meant is None else f" {meant}?" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ def test_a_key_in_an_element_is_refused():
     ],
 )
 def test_a_renamed_key_names_the_new_one(old: str, new: str):
-    with pytest.raises(ConfigError, match=f"^{old} is now {new}$"):
+    with refused(ConfigError, f"{old} ", new):
         resolve(by_hydra(f"+{old}=1"))
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import tiny
 import tiny_templates as templates
+from tiny_errors import refused
 
 from data_specs.evaluation import SCHEMA
 from pipeline.config import ConfigError, TargetConfig
@@ -99,7 +100,7 @@ def test_the_context_limits_the_answer_and_ends_the_dialogue(speaker):
 def test_a_template_that_refuses_names_the_prompt(speaker):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(ConfigError, match="benchmark b, prompt 3: .*no system role"):
+    with refused(ConfigError, "benchmark b", "prompt 3", "no system role"):
         dataclasses.replace(speaker, tokenizer=tokenizer).answer(PROMPT)
 
 

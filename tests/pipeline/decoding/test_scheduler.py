@@ -2,6 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
+from tiny_errors import refused
 
 from pipeline.decoding import scheduler
 from pipeline.decoding.scheduler import ScheduleError, StepRate, algorithm_1, by_rank, capacity
@@ -198,26 +199,22 @@ def test_baselines() -> None:
 
 
 @pytest.mark.parametrize(
-    "run,message",
+    "run,named",
     [
-        (lambda: algorithm_1(np.array([[0.5, np.nan]]), PAPER), "confidences: expected numbers from 0 to 1"),
-        (lambda: algorithm_1(np.array([[1.5]]), PAPER), "confidences: expected numbers from 0 to 1"),
-        (lambda: algorithm_1(np.ones((2, 2)), PAPER), "measured up to B = 3, a step may have 6 tokens"),
-        (lambda: StepRate(np.array([1.0, 0.0])), "SPS table: expected positive finite steps"),
-        (lambda: scheduler.policy("algorithm_1"), "policy algorithm_1: needs an SPS table"),
-        (
-            lambda: scheduler.policy("threshold", confident=False),
-            "policy threshold: the draft has no confidence head",
-        ),
-        (
-            lambda: Arm("threshold", 7).policy(PAPER, confident=False),
-            "policy threshold: the draft has no confidence",
-        ),
-        (lambda: scheduler.policy("best"), "policy: expected none, .* got best"),
+        (lambda: algorithm_1(np.array([[0.5, np.nan]]), PAPER), ["confidences", "[nan]", (1, 2)]),
+        (lambda: algorithm_1(np.array([[1.5]]), PAPER), ["confidences", [1.5]]),
+        (lambda: algorithm_1(np.ones(2), PAPER), ["confidences", (2,)]),
+        (lambda: algorithm_1(np.ones((2, 2)), PAPER), ["SPS table", 3, 6]),
+        (lambda: StepRate(np.array([1.0, 0.0])), ["SPS table", [0.0], (2,)]),
+        (lambda: StepRate(np.array([])), ["SPS table", (0,)]),
+        (lambda: scheduler.policy("algorithm_1"), ["algorithm_1", "evaluate.profile=true"]),
+        (lambda: scheduler.policy("threshold", confident=False), ["threshold", "none", "fixed"]),
+        (lambda: Arm("threshold", 7).policy(PAPER, confident=False), ["threshold", "none", "fixed"]),
+        (lambda: scheduler.policy("best"), ["none", "asynchronous", "best"]),
     ],
 )
-def test_what_cannot_be_scheduled_is_named(run, message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
+def test_what_cannot_be_scheduled_is_named(run, named: list) -> None:
+    with refused(ScheduleError, *named):
         run()
 
 

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 import tiny
 import tiny_templates as templates
+from tiny_errors import refused
 
 from pipeline.config import ConfigError
 from pipeline.prompts.template import (
@@ -111,22 +112,22 @@ def test_what_a_template_is_told(
 
 
 @pytest.mark.parametrize(
-    ("template", "thinking", "own", "message"),
+    ("template", "thinking", "own", "named"),
     [
-        (tiny.TEMPLATE, False, {}, r"^target\.thinking=False: .* are none: set target\.thinking=null"),
-        ("{{ style }}", True, {}, r"^target\.thinking=True: .* are style: "),
-        (templates.SWITCHED, None, {"stile": 1}, r"^target\.template_kwargs\.stile: .* are enable_thinking, style:"),
-        ("{{ messages }}", None, {"messages": []}, r"^target\.template_kwargs\.messages: .* are none"),
+        (tiny.TEMPLATE, False, {}, ["target.thinking=False", "target.thinking=null"]),
+        ("{{ style }}", True, {}, ["target.thinking=True", "style"]),
+        (templates.SWITCHED, None, {"stile": 1}, ["target.template_kwargs.stile", "enable_thinking", "style"]),
+        ("{{ messages }}", None, {"messages": []}, ["target.template_kwargs.messages"]),
         (templates.SWITCHED, False, {"enable_thinking": True},
-         r"^target\.thinking=False and target\.template_kwargs\.enable_thinking=True: "),
+         ["target.thinking=False", "target.template_kwargs.enable_thinking=True"]),
     ],
 )  # fmt: skip
 def test_a_setting_that_changes_nothing_is_an_error(
-    template: str, thinking: bool | None, own: dict[str, Any], message: str
+    template: str, thinking: bool | None, own: dict[str, Any], named: list[str]
 ) -> None:
     made = templates.tokenizer(template)
     made.template_kwargs = own
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, *named):
         check_options(made, thinking)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from tiny_errors import refused
 
 from pipeline import config as schema
 from pipeline.config import ConfigError
@@ -57,33 +58,30 @@ def test_an_override_that_comes_again_is_told_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "override,message",
+    "override,named",
     [
-        ("drafter.width=3", r"variant wrong \(drafter.width=3 .*\): .*drafter.width"),
-        ("drafter=magic", r"variant wrong .*drafter/magic"),
-        ("drafter.depth=deep", r"variant wrong .*drafter.depth"),
-        ("drafter.depth=0", r"variant wrong .*: drafter.depth: expected at least 1, got 0"),
-        ("train.steps=5", r"variant wrong .*: train.steps: expected 4 as in every variant .*, got 5"),
-        ("data.heldout=0.1", r"variant wrong .*: data.heldout: expected 0.05 as in every variant"),
-        ("seed=7", r"variant wrong .*: seed: expected 0 as in every variant"),
-        (
-            "evaluate.top_k=5",
-            r"variant wrong .*: evaluate.top_k: expected None as in every variant .*, got 5",
-        ),
+        ("drafter.width=3", ["drafter.width:"]),
+        ("drafter=magic", ["drafter/magic"]),
+        ("drafter.depth=deep", ["drafter.depth:"]),
+        ("drafter.depth=0", ["drafter.depth:", 1, 0]),
+        ("train.steps=5", ["train.steps:", 4, 5]),
+        ("data.heldout=0.1", ["data.heldout:", 0.05, 0.1]),
+        ("seed=7", ["seed:", 0, 7]),
+        ("evaluate.top_k=5", ["evaluate.top_k:", None, 5]),
     ],
 )
-def test_what_is_wrong_with_a_variant_names_it_and_the_key(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_is_wrong_with_a_variant_names_it_and_the_key(override: str, named: list) -> None:
+    with refused(ConfigError, "compare", "wrong", override, *named):
         laid_out(*BASE, f"+compare.drafters.wrong=['{override}']", "compare.table=[wrong]")
 
 
 def test_a_figure_s_key_that_is_none() -> None:
-    with pytest.raises(ConfigError, match=r"variant markov_depth1 \(.*drafter.width=1\): .*width"):
+    with refused(ConfigError, "markov_depth1", "drafter.width=1", "drafter.width:"):
         laid_out(*BASE, "compare.figures.depth.key=drafter.width")
 
 
 def test_a_name_that_cannot_be_an_artifact_s() -> None:
-    with pytest.raises(ConfigError, match="variant my draft .*: expected a name of letters, digits"):
+    with refused(ConfigError, "compare", "my draft"):
         laid_out(*BASE, "+compare.drafters={my draft: ['drafter.depth=1']}", "compare.table=[my draft]")
 
 

@@ -3,6 +3,7 @@
 import html_page
 import pytest
 import tiny_summary
+from tiny_errors import refused
 
 from data_specs.evaluation import DRAFT, PLAIN, ROUNDS, write_rounds
 from data_specs.manifest import read_json, write_json
@@ -111,7 +112,7 @@ def test_counts_that_are_not_to_be_trusted_are_marked(store, work):
 
 
 def test_a_server_that_drafted_nothing_is_named(store, work):
-    with pytest.raises(ServerError, match="http://here:1: not one token was drafted"):
+    with refused(ServerError, "http://here:1"):
         report(work, store, [ROWS[0] | {"drafted": 0, "accepted": 0}])
     assert not (work.path / "summary.json").exists()
 

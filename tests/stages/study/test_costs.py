@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from tiny_errors import refused
 
 from data_specs.sps import SpsTable
 from pipeline.decoding.scheduler import algorithm_1
@@ -43,7 +44,7 @@ def test_a_curve_is_linear_and_keeps_its_last_slope() -> None:
     )
     assert Curve.of([(1, 3.0), (2, 1.0)])(5) == 1.0, "a falling end is not carried on"
     assert Curve.of([(1, 3.0)])(5) == 3.0
-    with pytest.raises(CostError, match="got none"):
+    with refused(CostError, "costs"):
         Curve.of([])
 
 
@@ -77,7 +78,7 @@ def test_costs_of_steps_by_requests_tokens_and_drafts() -> None:
         and costs.prefill_seconds(9) == 8.0
         and costs.schedule_seconds(3) == 0.0
     )
-    with pytest.raises(CostError, match="steps that prefill and steps that verify"):
+    with refused(CostError, "costs", 0, 10):
         from_steps(steps[1:])
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 import tiny_study
+from tiny_errors import refused
 
 from data_specs.calibration import CalibrationFileError, write_calibration
 from pipeline.config import ConfigError
@@ -65,7 +66,7 @@ def test_the_first_turns_of_all_benchmarks_in_turn(config, tmp_path):
 def test_a_prompt_that_the_template_refuses_is_named(config, folder):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "{{ raise_exception('not this one') }}"
-    with pytest.raises(ConfigError, match="benchmark gsm8k, prompt [0-2]: .*not this one"):
+    with pytest.raises(ConfigError, match=r"gsm8k.*\b[0-2]\b.*not this one"):
         load_ids(config, make_job(config, folder), tokenizer)
 
 
@@ -77,7 +78,7 @@ def test_prompts_that_leave_no_room_for_answers_are_refused(config, folder):
     config.study.max_new_tokens = 2048 - longest
     InProcessServer.load(config, job, None)
     config.study.max_new_tokens += 1
-    with pytest.raises(ConfigError, match=f"study.max_new_tokens={2049 - longest}: .*{longest} .*2048"):
+    with refused(ConfigError, f"study.max_new_tokens={2049 - longest}", longest, 2048):
         InProcessServer.load(config, job, None)
 
 
@@ -97,14 +98,14 @@ def test_a_foreign_calibration_is_refused_by_name(config, folder, target_folder)
     config.study.calibrated, job = True, make_job(config, folder)
     made = tiny_study.calibration_of(folder, target_folder, [1000.0] * 3)
     key = load_prompts(load_benchmark("gsm8k"), config.evaluate.files["gsm8k"])[1].key
-    for change, message in (
-        ({"target": "u" * 64}, "calibration.json: target: .* uuuuuuuuuuuu"),
-        ({"sampler": {"temperature": 1.0}}, "sampler: .*{'temperature': 0.0}.*{'temperature': 1.0}"),
-        ({"thinking": True}, "thinking: .*None.*True"),
-        ({"keys": ["k", key]}, "keys: .* 1 "),
+    for change, named in (
+        ({"target": "u" * 64}, ["target", "uuuuuuuuuuuu"]),
+        ({"sampler": {"temperature": 1.0}}, ["sampler", {"temperature": 0.0}, {"temperature": 1.0}]),
+        ({"thinking": True}, ["thinking", None, True]),
+        ({"keys": ["k", key]}, ["keys", 1]),
     ):
         write_calibration(folder, dataclasses.replace(made, **change))
-        with pytest.raises(CalibrationFileError, match=message):
+        with refused(CalibrationFileError, folder / "calibration.json", *named):
             temperatures_of(config, job, 3)
 
 

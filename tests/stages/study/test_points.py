@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tiny_errors import refused
 
 from data_specs.study import StudyError
 from pipeline.config import StudyConfig
@@ -24,7 +25,7 @@ def test_policies_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["fixed_0", "fixed_8"])
 def test_a_length_that_the_draft_does_not_have_is_named(name: str) -> None:
-    with pytest.raises(StudyError, match=f"study.policies: {name}: .*7"):
+    with refused(StudyError, "study.policies", name, 7):
         arms(["plain", name], 7, 0.5)
 
 
