@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,18 @@ from pipeline.config.rules import (
     Count,
     DraftSampling,
     MinP,
+    Rule,
     Share,
     Temperature,
     TopK,
     TopP,
-    one_of,
+)
+
+OWN = "own"  # the benchmark of the prompts that data.benchmark holds back
+# It is part of file names and metrics, where macro is the average.
+NAME = Rule(
+    "a name of letters, digits, - and _ (macro is taken)",
+    lambda name: bool(re.fullmatch("(?!macro$)[A-Za-z0-9][A-Za-z0-9_-]*", name)),
 )
 
 
@@ -33,11 +41,9 @@ def benchmark_names() -> list[str]:
 class EvaluateConfig:
     """Speculative decoding on benchmarks."""
 
-    # files of data_specs/benchmarks, without .yaml
-    benchmarks: Annotated[list[Annotated[str, one_of(*benchmark_names())]], EACH_ONCE] = field(
-        default_factory=list
-    )
-    # benchmark -> local file used instead of its Hub id (null: the Hub's)
+    # files of data_specs/benchmarks without .yaml, names in ``files``, or own
+    benchmarks: Annotated[list[Annotated[str, NAME]], EACH_ONCE] = field(default_factory=list)
+    # benchmark -> file used instead of its Hub id (null: the Hub's); another name -> one's own prompts, as data.sources
     files: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(benchmark_names()))
     prompts: Count | None = None  # most prompts of a benchmark; None: all
     max_new_tokens: Count = 2048
@@ -66,9 +72,7 @@ class EvaluateConfig:
         """What cannot be together in ``evaluate``, or of it with the confidences that ``drafter`` gives."""
         if {"evaluate", "study", "compare"} & set(steps) and not self.benchmarks:
             yield "evaluate.benchmarks: expected at least one benchmark, got none"
-        for name, file in self.files.items():
-            if file and name not in self.benchmarks:
-                yield f"evaluate.files.{name}: no such name in evaluate.benchmarks={self.benchmarks}"
+        yield from self._unknown_prompts()
         if not drafter.confidence_head:
             if self.threshold > 0:
                 yield "evaluate.threshold: expected 0 with drafter.confidence_head=false"
@@ -77,8 +81,24 @@ class EvaluateConfig:
                     yield f"evaluate.{name}=true: expected drafter.confidence_head=true"
         calibrates = drafter.confidence_head and self.calibrate is not False
         trained_here = "compare" in steps or {"train", "evaluate"} <= set(steps)
+        if trained_here and OWN in self.benchmarks and data.benchmark == 0:
+            yield f"data.benchmark=0: evaluate.benchmarks=[{OWN}] needs prompts that are held back from training"
         if calibrates and trained_here and data.heldout == 0:
             yield (
                 "data.heldout=0: the calibration needs held-out prompts "
                 "(evaluate.calibrate=false leaves the calibration out)"
             )
+
+    def _unknown_prompts(self) -> Iterator[str]:
+        known = [*benchmark_names(), OWN]
+        for number, name in enumerate(self.benchmarks):
+            if name not in known and not self.files.get(name):
+                yield (
+                    f"evaluate.benchmarks[{number}]: expected one of {', '.join(known)}, or a name whose prompts "
+                    f"evaluate.files.{name} gives, got {name!r}"
+                )
+        for name, file in self.files.items():
+            if file and name not in self.benchmarks:
+                yield f"evaluate.files.{name}: no such name in evaluate.benchmarks={self.benchmarks}"
+        if self.files.get(OWN):
+            yield f"evaluate.files.{OWN}: {OWN} is what data.benchmark holds back; give these prompts another name"

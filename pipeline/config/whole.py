@@ -78,7 +78,9 @@ class Config:
 
 def register() -> None:
     """Make the schema known to Hydra as ``schema``, which conf/config.yaml starts from."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    node = OmegaConf.structured(Config)
+    OmegaConf.set_struct(node.evaluate.files, False)  # evaluate.files.mine=... without a plus sign
+    ConfigStore.instance().store(name="schema", node=node)
 
 
 def resolve(cfg: DictConfig) -> Config:

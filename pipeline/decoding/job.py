@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from pipeline.config import Config, ConfigError, EvaluateConfig, section
 from pipeline.decoding import calibrate
 from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import read_config
-from pipeline.prompts.benchmarks import FOLDER, Benchmark, Prompt, load_benchmark, load_prompts
+from pipeline.prompts.benchmarks import FOLDER, Benchmark, Prompt
+from pipeline.prompts.own import OwnPrompts, benchmarks_of, prompts_of
 from pipeline.store.artifacts import Artifact
 from pipeline.target.files import check_template, identity, template_identity
 from pipeline.target.location import locate
@@ -36,7 +38,7 @@ class EvaluationJob:
     draft: Path
     name: str
     parents: dict[str, str]
-    benchmarks: list[Benchmark]
+    benchmarks: list[Benchmark | OwnPrompts]
     sampler: Sampler
     calibration: calibrate.CalibrationPlan | None
     fingerprint: str
@@ -49,7 +51,7 @@ def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
     """
     settings = section(config.evaluate)
     sampler = sampler_of(config.evaluate)
-    benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
+    benchmarks = benchmarks_of(config)
     folder, name, made_of = identify(draft)
     check_template_of(config, draft)
     target = identity(locate(config.target))
@@ -58,7 +60,7 @@ def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
         SCHEMA_VERSION, made_of, target, config.target.dtype, config.target.rendering,
         config.seed, sampler.effective(),
         {key: value for key, value in settings.items() if key not in (*INCIDENTAL, *ELSEWHERE)},
-        [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
+        *told(config, benchmarks),
         calibration and calibration.made_with,
         [settings[name] for name in PROFILED] if config.evaluate.profile else None,
     ]  # fmt: skip
@@ -112,8 +114,18 @@ def check_template_of(config: Config, draft: Artifact | Path) -> None:
         check_template(draft.manifest.config.get("target", {}), now, f"the draft {draft.reference}")
 
 
-def content_of(config: Config, benchmark: Benchmark) -> Any:
+def told(config: Config, benchmarks: list[Benchmark | OwnPrompts]) -> list[list[Any]]:
+    """What decides which prompts are asked: a description of every benchmark, and the contents of its files."""
+    return [
+        [asdict(one) if isinstance(one, Benchmark) else one.name for one in benchmarks],
+        [_content_of(config, one) for one in benchmarks],
+    ]
+
+
+def _content_of(config: Config, benchmark: Benchmark | OwnPrompts) -> Any:
     """Checksum of the local file or folder that the prompts come from; None for the Hub."""
+    if isinstance(benchmark, OwnPrompts):
+        return benchmark.contents
     given = config.evaluate.files.get(benchmark.name)
     path = Path(given).expanduser() if given else FOLDER / benchmark.path
     if path.is_file():
@@ -121,10 +133,9 @@ def content_of(config: Config, benchmark: Benchmark) -> Any:
     return {name: record.sha256 for name, record in folder_records(path).items()} if path.is_dir() else None
 
 
-def selected_prompts(config: Config, benchmarks: list[Benchmark]) -> dict[str, list[Prompt]]:
-    """Benchmark -> its prompts; see ``load_prompts`` for the errors."""
-    files, limit = config.evaluate.files, config.evaluate.prompts
-    return {b.name: load_prompts(b, files.get(b.name), limit) for b in benchmarks}
+def selected_prompts(config: Config, benchmarks: Sequence[Benchmark | OwnPrompts]) -> dict[str, list[Prompt]]:
+    """Benchmark -> its prompts; see ``prompts_of`` for the errors."""
+    return {one.name: prompts_of(config, one) for one in benchmarks}
 
 
 def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -13,7 +13,17 @@ import yaml
 import data_specs
 from pipeline.config import ConfigError, SourceConfig, rules
 from pipeline.config.rules import one_of
-from pipeline.prompts.rows import Message, Rejection, Tool, messages_of, prompt_key, split_of, tools_of
+from pipeline.prompts.rows import (
+    FIELDS,
+    Message,
+    Rejection,
+    Tool,
+    asked,
+    messages_of,
+    prompt_key,
+    split_of,
+    tools_of,
+)
 from pipeline.prompts.sources import Row, load_rows
 
 FOLDER = Path(data_specs.__file__).parent / "benchmarks"
@@ -94,19 +104,26 @@ def load_prompts(
     A limit keeps the prompts with the smallest keys. Keys are hashes: this choice is as good as a random one, it is the
     same on every machine, and a larger limit only adds prompts. Raises ``ConfigError`` when no prompt is left.
     """
-    asked = [_asked(benchmark, row, where) for where, row in _rows(benchmark, file, folder)]
-    keyed = [(prompt_key(*said), said) for said in asked]
+    rows = [_asked(benchmark, row, where) for where, row in _rows(benchmark, file, folder)]
+    keyed = [(prompt_key(*said), said) for said in rows]
     if benchmark.share is not None and file is None:
         share = benchmark.share
         keyed = [(k, m) for k, m in keyed if split_of(k, share.heldout, share.benchmark) == share.split]
-    if limit is not None:
-        chosen = sorted(range(len(keyed)), key=lambda i: (keyed[i][0], i))[:limit]
-        keyed = [keyed[i] for i in sorted(chosen)]
     if not keyed:
         raise ConfigError(
             f"benchmark {benchmark.name}: expected a prompt in {file or benchmark.path}, found none"
         )
-    return [Prompt(benchmark.name, i, key, *said) for i, (key, said) in enumerate(keyed)]
+    return chosen(benchmark.name, keyed, limit)
+
+
+def chosen(
+    name: str, keyed: Sequence[tuple[str, tuple[list[Message], list[Tool]]]], limit: int | None
+) -> list[Prompt]:
+    """At most ``limit`` of ``keyed``, (key, (messages, tools)), as prompts of benchmark ``name``, in their order."""
+    if limit is not None:
+        smallest = sorted(range(len(keyed)), key=lambda i: (keyed[i][0], i))[:limit]
+        keyed = [keyed[i] for i in sorted(smallest)]
+    return [Prompt(name, i, key, *said) for i, (key, said) in enumerate(keyed)]
 
 
 def _rows(benchmark: Benchmark, file: str | None, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -157,25 +174,21 @@ def _asked(benchmark: Benchmark, row: dict[str, Any], where: str) -> tuple[list[
     if isinstance(messages, Rejection) or isinstance(tools, Rejection):
         why = messages if isinstance(messages, Rejection) else tools
         raise ConfigError(f"benchmark {benchmark.name}: {where}: cannot be used: {why}")
-    asked = [
-        {"role": m["role"], "content": m["content"]} for m in messages if m["role"] in ("system", "user")
-    ]
-    assert asked, "messages_of lets no conversation without a user message through"
-    return asked, tools
+    return asked(messages), tools
 
 
 def _worded(benchmark: Benchmark, row: dict[str, Any], where: str) -> dict[str, Any]:
-    """The row's ``turns`` or ``messages`` unchanged; else turns worded from its fields; else its ``prompt``."""
+    """The row's ``turns`` or ``messages`` unchanged; else turns worded from its fields; else what training reads."""
     if any(row.get(name) is not None for name in READY):
         return {name: row[name] for name in (*READY, "system", "tools") if row.get(name) is not None}
     if benchmark.wording and all(name in row for name in benchmark.fields):
         wording = next(w for w in benchmark.wording if w.when is None or row[w.when])
         return {"turns": _turns(wording, row)}
-    if row.get("prompt") is not None:
-        return {name: row[name] for name in ("prompt", "tools") if name in row}
-    expected = f", or {benchmark.fields}" if benchmark.wording else ""
-    said = f"expected turns, messages or prompt{expected}, got {sorted(row)}"
-    raise ConfigError(f"benchmark {benchmark.name}: {where}: {said}")
+    if any(row.get(name) is not None for name in FIELDS):
+        return row
+    known = f"one of {list(FIELDS)}"
+    expected = f"{benchmark.fields}, or {known}" if benchmark.wording else known
+    raise ConfigError(f"benchmark {benchmark.name}: {where}: expected {expected}, got {sorted(row)}")
 
 
 def _turns(wording: Wording, row: dict[str, Any]) -> list[str]:

@@ -347,6 +347,11 @@ def prompt_key(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
     return hashlib.sha256(canonical([*said, *([list(tools)] if tools else [])]).encode()).hexdigest()
 
 
+def asked(messages: list[Message]) -> list[Message]:
+    """The system and user messages: what is put to a target that gives its own answers."""
+    return [{"role": m["role"], "content": m["content"]} for m in messages if m["role"] in ("system", "user")]
+
+
 def split_of(key: str, heldout: float, benchmark: float) -> str:
     """``train``, ``heldout`` or ``benchmark``: from the key alone, the same whatever else the data hold.
 

@@ -23,6 +23,7 @@ FACTS = {  # of summary["facts"], in this order; what else stands there follows
     "device": "Device",
     "dtype": "Type",
     "batch": "Prompts at a time",
+    "trained": "Prompts trained on",
 }
 
 
@@ -100,6 +101,8 @@ def facts(evaluation: Evaluation) -> dict[str, str]:
 def _fact(key: str, value: Any) -> str:
     if key == "thinking" and value is None:
         return "as the chat template has it"
+    if key == "trained" and value is None:
+        return "not known: the answers that the draft was trained on are not in the store"
     if isinstance(value, dict):
         return ", ".join(f"{name} {one}" for name, one in value.items() if one is not None)
     if isinstance(value, bool):

@@ -5,6 +5,7 @@ by context length, and how many answers are those of plain decoding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.report.evaluation import Evaluation
@@ -104,6 +105,7 @@ def benchmarks(evaluation: Evaluation) -> Section:
     )
     charts = overview([(name, [metrics]) for name, metrics in evaluation.named.items()], [""])
     blocks: list[Block] = [table, Note(_how(evaluation), where=TEXT), Note(WORDS, where=EVERYWHERE)]
+    blocks += trained_notes(evaluation)
     blocks += [Drawings(charts, file=LENGTH_PLOT)] if charts else []
     if len(charts) < len(DRAWN):
         text = "No speedup: plain decoding was not measured. evaluate.baseline=true measures it."
@@ -118,7 +120,29 @@ def row(one: Evaluation, key: str, metrics: dict[str, Any] | None, label: str = 
         prompts = words(f"{sum(counts.values()):,}")
     else:
         prompts = plain(f"benchmarks/{key}/counts/prompts", counts[key], evaluation=label)
+        if seen := trained(one).get(key):
+            aside = f"{seen:,} trained on"
+            prompts = replace(prompts, aside=aside, brief=f"{prompts.text} ({aside})")
     return [prompts, *(cells(key, metrics, FIGURES, label) if metrics else [words(None)] * len(FIGURES))]
+
+
+def trained(one: Evaluation) -> dict[str, int]:
+    """Benchmark -> how many of its prompts the draft was trained on, of those where there are any."""
+    return {name: seen for name, seen in (one.summary["facts"].get("trained") or {}).items() if seen}
+
+
+def trained_notes(one: Evaluation) -> list[Note]:
+    """A warning for every benchmark of ``trained``."""
+    selected = one.summary["facts"]["prompts"]
+    return [
+        Note(
+            f"{name}: {one.summary['facts']['draft']} was trained on {seen:,} of these {selected[name]:,} prompts. "
+            "On prompts that it has not seen it will accept less.",
+            warns=True,
+            where=EVERYWHERE,
+        )  # fmt: skip
+        for name, seen in trained(one).items()
+    ]
 
 
 def _how(evaluation: Evaluation) -> str:

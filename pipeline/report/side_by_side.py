@@ -20,6 +20,7 @@ from pipeline.report.figures import (
     curves,
     overview,
     row,
+    trained_notes,
 )
 from pipeline.report.model import (
     EVERYWHERE,
@@ -67,6 +68,8 @@ def side_by_side(
     charts = overview([(title, metrics) for title, _, metrics in found], [one.label for one in evaluations])
     drawn = Drawings(charts, _legend(evaluations), file=LENGTH_PLOT)
     blocks: list[Block] = [drawn, _table(evaluations, found, caption), Note(WORDS)]
+    # The same draft is warned of once.
+    blocks += dict.fromkeys(note for one in evaluations for note in trained_notes(one))
     shared = common_benchmarks(evaluations)
     others = {one.label: [name for name in one.named if name not in shared] for one in evaluations}
     left = "; ".join(f"{label}: {', '.join(names)}" for label, names in others.items() if names)

@@ -30,6 +30,9 @@ class EvaluationFacts:
     dtype: str
     prompts: dict[str, int]  # selected, by benchmark
     batch: int = 1  # prompts at a time
+    trained: dict[str, int] | None = (
+        None  # prompts that the draft was trained on, by benchmark; None: not known
+    )
 
 
 def summarise(rounds: pa.Table, facts: EvaluationFacts, positions: int, resamples: int) -> dict[str, Any]:

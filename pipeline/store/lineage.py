@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from data_specs.manifest import MANIFEST, read_manifest
 from pipeline.store.artifacts import Artifact, Store
 
 
@@ -40,6 +42,22 @@ def made_of_draft(store: Store, kind: str, draft: str | None) -> list[Artifact]:
     """Artifacts of ``kind`` made from the draft with this fingerprint, the latest first; None: of no draft."""
     made = [one for one in store.list(kind) if draft and one.manifest.parents.get("draft") == draft]
     return sorted(reversed(made), key=lambda one: one.manifest.created, reverse=True)
+
+
+def behind(store: Store, draft: Artifact | Path | None) -> dict[str, Artifact]:
+    """The draft and what it was made from, by kind, as far as ``store`` holds it; of an export too."""
+    found: dict[str, Artifact] = {}
+    if isinstance(draft, Path) and (draft / MANIFEST).is_file():
+        draft = Artifact(draft, read_manifest(draft))
+    waiting = [draft] if isinstance(draft, Artifact) else []
+    while waiting:
+        artifact = waiting.pop()
+        found.setdefault(artifact.manifest.kind, artifact)
+        parents = (
+            store.find(*parent) for parent in artifact.manifest.parents.items() if parent[0] not in found
+        )
+        waiting += [parent for parent in parents if parent is not None]
+    return found
 
 
 def _ancestor(role: str, fingerprint: str, artifact: Artifact | None) -> Ancestor:

@@ -18,6 +18,7 @@ from pipeline.config import Config, ConfigError
 from pipeline.console import Bar, progress, say, table
 from pipeline.prompts.rows import Message, Rejection
 from pipeline.prompts.template import TemplateRefusal
+from pipeline.prompts.training import TrainingPrompt, count_table
 from pipeline.ranks import is_main, world_size
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.work import WorkShare, begin_once, commit_once
@@ -35,7 +36,6 @@ from stages.cache.answers_job import (
     unit_path,
 )
 from stages.cache.answers_plan import check_room, forecast_cache, show_plan
-from stages.cache.prompts import TrainingPrompt, count_table
 from stages.cache.source import (
     AnswerReply,
     AnswerRequest,

@@ -16,11 +16,11 @@ from pipeline.console import say
 from pipeline.prompts.chat import GivenRow, given_rows, render_prompt
 from pipeline.prompts.rows import Message, Rejection
 from pipeline.prompts.template import control_tokens, digest
+from pipeline.prompts.training import TrainingPrompt, TrainingPrompts, load_prompts
 from pipeline.ranks import is_main
 from pipeline.target.architecture import empty_model
 from pipeline.target.files import identity, load_tokenizer
 from pipeline.target.location import locate
-from stages.cache.prompts import TrainingPrompt, TrainingPrompts, load_prompts
 from stages.cache.source import (
     Settings,
     effective_settings,

@@ -11,11 +11,11 @@ from pipeline.config import ConfigError
 from pipeline.console import duration, say, size, table
 from pipeline.prompts.rows import Message, Rejection
 from pipeline.prompts.template import TemplateRefusal
+from pipeline.prompts.training import TrainingPrompt
 from pipeline.ranks import is_main, world_size
 from pipeline.target.files import device_of, read_config
 from stages.cache.answers_job import AnswersJob, talk_of
 from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
-from stages.cache.prompts import TrainingPrompt
 
 PLAN_SAMPLE = 500  # prompts whose tokens are counted for a plan
 TOKEN_BYTES = 10  # id and text of a token in a compressed Parquet file, about

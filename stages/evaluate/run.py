@@ -40,6 +40,7 @@ from pipeline.decoding.job import (
     make_job,
     selected_prompts,
 )
+from pipeline.decoding.origin import trained_counts
 from pipeline.drafts.folders.checkpoint import load, read_config
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import head_rows
@@ -137,7 +138,7 @@ def _evaluate(
     speaker = _speaker(config, job)
     with _unless_committed(work):
         _decode(config, work, job, speaker, prompts)
-    facts = _facts(config, job, speaker, prompts)
+    facts = _facts(config, store, draft, job, speaker, prompts)
     positions = speaker.draft.max_drafts
 
     def finish() -> dict[str, Any]:
@@ -251,8 +252,9 @@ def _rows(speaker: Speaker, prompts: list[Prompt], advance: Callable[[Prompt], N
 
 
 def _facts(
-    config: Config, job: EvaluationJob, speaker: Speaker, prompts: dict[str, list[Prompt]]
-) -> EvaluationFacts:
+    config: Config, store: Store, draft: Artifact | Path, job: EvaluationJob, speaker: Speaker,
+    prompts: dict[str, list[Prompt]],
+) -> EvaluationFacts:  # fmt: skip
     return EvaluationFacts(
         draft=job.name,
         target=config.target.name,
@@ -264,6 +266,7 @@ def _facts(
         dtype=config.target.dtype,
         prompts={name: len(listed) for name, listed in prompts.items()},
         batch=config.evaluate.batch,
+        trained=trained_counts(store, draft, prompts),
     )
 
 

@@ -26,6 +26,7 @@ from data_specs.manifest import Manifest, read_json
 from pipeline.config import ConfigError
 from pipeline.prompts.sources import FORMATS
 from pipeline.store.artifacts import Artifact, Store, git_revision, package_versions
+from pipeline.store.lineage import behind
 from pipeline.target.conversion import cache_home
 from pipeline.target.location import HUB_ID
 from stages.export.capabilities import ExportError
@@ -49,16 +50,9 @@ class TargetFacts:
 
 
 def ancestors(store: Store, draft: Artifact | Path) -> dict[str, Manifest]:
-    """Manifests of the draft and of what it was made from, by kind, as far as they are in ``store``."""
-    found: dict[str, Manifest] = {}
-    waiting = [draft.manifest] if isinstance(draft, Artifact) else []
-    while waiting:
-        manifest = waiting.pop()
-        found.setdefault(manifest.kind, manifest)
-        for kind, fingerprint in manifest.parents.items():
-            if (parent := store.find(kind, fingerprint)) is not None and kind not in found:
-                waiting.append(parent.manifest)
-    return found
+    """Manifests of the draft and of what it was made from, by kind; a folder's are in its provenance.json."""
+    found = behind(store, draft) if isinstance(draft, Artifact) else {}
+    return {kind: artifact.manifest for kind, artifact in found.items()}
 
 
 def carried(folder: Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class ServedFacts:
     note: str | None
     prompts: dict[str, int]  # selected, by benchmark
     eos: list[int]
+    trained: dict[str, int] | None = None  # of them those that the draft was trained on; None: not known
 
 
 def write_report(

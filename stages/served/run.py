@@ -30,15 +30,17 @@ from pipeline.decoding.job import (
     KIND,
     check_template_of,
     chunks,
-    content_of,
     counts_of,
     identify,
     sampler_of,
     selected_prompts,
+    told,
 )
+from pipeline.decoding.origin import trained_counts
 from pipeline.decoding.sampling import Sampler
 from pipeline.http_client import Caller, ServerError, check_url
-from pipeline.prompts.benchmarks import Benchmark, Prompt, load_benchmark
+from pipeline.prompts.benchmarks import Benchmark, Prompt
+from pipeline.prompts.own import OwnPrompts, benchmarks_of
 from pipeline.ranks import is_main
 from pipeline.report.summary import SUMMARY, flat_metrics
 from pipeline.store.artifacts import Artifact, Store, Work
@@ -132,7 +134,7 @@ class ServedJob:
     draft: str | None
     promised: Artifact | None
     parents: dict[str, str]
-    benchmarks: list[Benchmark]
+    benchmarks: list[Benchmark | OwnPrompts]
     sampler: Sampler
     identities: list[Identity]
     measured: str
@@ -147,7 +149,7 @@ def run_served(config: Config, store: Store, draft: Artifact | Path | None) -> A
     """
     if not is_main():
         return None
-    benchmarks = [load_benchmark(name) for name in config.evaluate.benchmarks]
+    benchmarks = benchmarks_of(config)
     sampler = drafted_by(str(config.engine), sampler_of(config.evaluate))
     asker, identities = connect(config, sampler)
     job = make_job(config, store, draft, benchmarks, sampler, identities)
@@ -157,7 +159,7 @@ def run_served(config: Config, store: Store, draft: Artifact | Path | None) -> A
         if config.plan:
             _show_plan(config, asker, prompts)
             return None
-        return _evaluate(config, store, job, asker, prompts)
+        return _evaluate(config, store, job, asker, prompts, trained_counts(store, draft, prompts))
     console.say(
         f"this evaluation is already there: {found.reference} ({found.path}); client.note=... makes another, of a "
         "server that has changed"
@@ -213,8 +215,8 @@ def _check_model(config: Config, folder: Path, hidden: int, server: EngineServer
 
 
 def make_job(
-    config: Config, store: Store, draft: Artifact | Path | None, benchmarks: list[Benchmark], sampler: Sampler,
-    identities: list[Identity],
+    config: Config, store: Store, draft: Artifact | Path | None, benchmarks: list[Benchmark | OwnPrompts],
+    sampler: Sampler, identities: list[Identity],
 ) -> ServedJob:  # fmt: skip
     """Identify the evaluation by servers, draft, target, benchmarks and settings, and find what it is put beside."""
     name, made_of = _draft(config, draft)
@@ -226,8 +228,7 @@ def make_job(
     measured = fingerprint(
         "served", SCHEMA_VERSION, config.engine, config.server, config.plain_server, config.client.note,
         [asdict(one) for one in identities], made_of, identity(locate(config.target)), config.target.rendering,
-        config.seed, sampler.effective(), settings,
-        [asdict(b) for b in benchmarks], [content_of(config, b) for b in benchmarks],
+        config.seed, sampler.effective(), settings, *told(config, benchmarks),
     )  # fmt: skip
     promised = find_promised(store, made_of, config.evaluate.benchmarks)
     parents = {} if made_of is None else {"served_draft": made_of}
@@ -266,8 +267,9 @@ def find_promised(store: Store, draft: str | None, benchmarks: list[str]) -> Art
 
 
 def _evaluate(
-    config: Config, store: Store, job: ServedJob, asker: Asker, prompts: dict[str, list[Prompt]]
-) -> Artifact:
+    config: Config, store: Store, job: ServedJob, asker: Asker, prompts: dict[str, list[Prompt]],
+    trained: dict[str, int] | None,
+) -> Artifact:  # fmt: skip
     recorded: dict[str, Any] = {name: section(getattr(config, name)) for name in ("target", "evaluate")}
     recorded |= {"seed": config.seed, "sampler": job.sampler.effective(), "measured": job.measured}
     recorded |= {name: getattr(config, name) for name in ("engine", "server", "plain_server")}
@@ -276,7 +278,7 @@ def _evaluate(
     (work.path / ANSWERS).mkdir(exist_ok=True)
     _take_over(store, job, work.path)
     _answer(config, work, asker, prompts)
-    facts = _facts(config, job, asker, prompts)
+    facts = _facts(config, job, asker, prompts, trained)
 
     def finish() -> dict[str, Any]:
         for left in work.path.glob(f"{ANSWERS}/.*.tmp"):  # of killed runs
@@ -339,7 +341,13 @@ def _row(prompt: Prompt, turn: int, mode: str, context: int, reply: ServedReply)
     }  # fmt: skip
 
 
-def _facts(config: Config, job: ServedJob, asker: Asker, prompts: dict[str, list[Prompt]]) -> ServedFacts:
+def _facts(
+    config: Config,
+    job: ServedJob,
+    asker: Asker,
+    prompts: dict[str, list[Prompt]],
+    trained: dict[str, int] | None,
+) -> ServedFacts:
     served, plain = job.identities[0], job.identities[1] if asker.plain else None
     return ServedFacts(
         draft=job.draft or "the server's draft",
@@ -355,6 +363,7 @@ def _facts(config: Config, job: ServedJob, asker: Asker, prompts: dict[str, list
         plain_model=plain.model if plain else None,
         note=config.client.note,
         prompts={name: len(listed) for name, listed in prompts.items()},
+        trained=trained,
         eos=list(asker.server.eos),
     )
 

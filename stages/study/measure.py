@@ -19,7 +19,6 @@ from pipeline.decoding.step_costs import Reference
 from pipeline.decoding.steps import Step, Times
 from pipeline.drafts.base import Draft
 from pipeline.drafts.folders.checkpoint import load
-from pipeline.prompts.benchmarks import load_prompts
 from pipeline.prompts.chat import render_prompt
 from pipeline.prompts.template import TemplateRefusal
 from pipeline.target.files import identity, load_tokenizer
@@ -167,8 +166,7 @@ def load_ids(config: Config, job: EvaluationJob, tokenizer: object) -> Prompts:
 
     Raises ``ConfigError`` naming the prompt that the chat template refuses.
     """
-    files, limit = config.evaluate.files, config.evaluate.prompts
-    listed = [load_prompts(b, files.get(b.name), limit) for b in job.benchmarks]
+    listed = list(selected_prompts(config, job.benchmarks).values())
     longest = max(map(len, listed))
     prompts = [one[place] for place in range(longest) for one in listed if place < len(one)]
     found = []

@@ -80,6 +80,11 @@ def test_the_ends_of_a_range_are_in_it(override: str):
         (["stage=evaluate", "evaluate.benchmarks=[]"], ["evaluate.benchmarks:"]),
         (["stage=study", "evaluate.benchmarks=[]"], ["evaluate.benchmarks:"]),
         (["evaluate.files.mbpp=x.jsonl", "evaluate.benchmarks=[gsm8k]"], ["evaluate.files.mbpp:", "gsm8k"]),
+        (["evaluate.benchmarks=[mine]"], ["evaluate.benchmarks[0]:", "evaluate.files.mine", "own", "gsm8k"]),
+        (["evaluate.benchmarks=[macro]", "evaluate.files.macro=x"], ["evaluate.benchmarks[0]:", "macro"]),
+        (["evaluate.benchmarks=['../x']", "evaluate.files={../x: y}"], ["evaluate.benchmarks[0]:", "../x"]),
+        (["evaluate.benchmarks=[own]", "evaluate.files.own=x"], ["evaluate.files.own:", "data.benchmark"]),
+        (["evaluate.benchmarks=[own]", "data.benchmark=0"], ["data.benchmark=0:", "[own]"]),
         ([BARE, "evaluate.threshold=0.5"], ["evaluate.threshold:", BARE]),
         ([BARE, "evaluate.calibrate=true"], ["evaluate.calibrate=true:", "drafter.confidence_head"]),
         ([BARE, "evaluate.sweep=true"], ["evaluate.sweep=true:", "drafter.confidence_head"]),
@@ -98,6 +103,7 @@ def test_contradictions_name_the_keys(overrides: list[str], keys: list[str]):
         ["data.heldout=0", BARE],
         ["data.heldout=0", "stage=evaluate"],
         [BARE, "evaluate.calibrate=false"],
+        ["evaluate.benchmarks=[mine,own,gsm8k]", "evaluate.files.mine=x.csv"],
     ],
 )
 def test_what_is_no_contradiction(overrides: list[str]):

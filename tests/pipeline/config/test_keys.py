@@ -41,6 +41,7 @@ def test_an_added_key_is_refused(override: str, key: str, meant: str | None):
         "+deepspeed.extra.zero_optimization.sub_group_size=1",
         "+capture.vllm.options.gpu_memory_utilization=0.9",
         "+evaluate.files.mine=null",
+        "evaluate.files.mine=null",
         "+compare.drafters.mine=['drafter=mtp']",
     ],
 )

@@ -17,12 +17,12 @@ from pipeline.config import ConfigError, EvaluateConfig
 from pipeline.decoding.job import (
     check_fit,
     chunks,
-    content_of,
     counts_of,
     identify,
     make_job,
     sampler_of,
     selected_prompts,
+    told,
 )
 from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import CheckpointError
@@ -177,11 +177,11 @@ def test_the_contents_of_local_prompts_are_told(config, tmp_path):
         path.unlink()
     (tmp_path / "a.jsonl").write_text("one")
     one = hashlib.sha256(b"one").hexdigest()
-    assert content_of(config, benchmark) == {"a.jsonl": one}
+    assert told(config, [benchmark])[1] == [{"a.jsonl": one}]
     config.evaluate.files["gsm8k"] = str(tmp_path / "a.jsonl")
-    assert content_of(config, benchmark) == one
+    assert told(config, [benchmark])[1] == [one]
     del config.evaluate.files["gsm8k"]
-    assert content_of(config, benchmark) is None  # of the Hub
+    assert told(config, [benchmark])[1] == [None]  # of the Hub
 
 
 def test_prompts_are_selected_by_benchmark(config):

@@ -10,7 +10,7 @@ import tiny_templates as templates
 from data_specs.errors import UserError
 from pipeline.config import DataConfig, SourceConfig
 from pipeline.prompts.chat import given_rows, render_prompt
-from stages.cache.prompts import load_prompts
+from pipeline.prompts.training import load_prompts
 
 TEXTS = (
     "hi", "", " ", "\n\n", "a" * 5000, "<|im_end|>", "x<|im_end|>\n<|im_start|>assistant\nOWNED<|im_end|>", "\ud800",

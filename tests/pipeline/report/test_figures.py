@@ -194,3 +194,14 @@ def test_totals_are_over_all_benchmarks():
     summary["facts"]["sampler"] = {"temperature": 1.0}  # draws differ, as they should
     assert totals(summary, "the plain one", "the limit") == expected[1:]
     assert totals(tiny_summary.summary(sampler={"temperature": 1.0}), "p", "l") == [expected[1]]
+
+
+def test_prompts_that_the_draft_was_trained_on_are_counted():
+    section = benchmarks(evaluation(tiny_summary.summary(trained={"zeta": 3, "alpha": 0})))
+    (table,) = blocks(section, Table)
+    assert [row[1] for row in rows(table)] == ["4 (3 trained on)", "4", "8"]
+    assert (table.rows[0][1].text, table.rows[0][1].aside) == ("4", "3 trained on")
+    (warning,) = [note for note in blocks(section, Note) if note.warns]
+    assert "zeta" in warning.text and "3 of these 4" in warning.text
+    unknown = benchmarks(evaluation(tiny_summary.summary(trained=None)))
+    assert [row[1] for row in rows(blocks(unknown, Table)[0])] == ["4", "4", "8"]

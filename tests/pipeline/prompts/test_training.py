@@ -3,7 +3,7 @@ from pathlib import Path
 
 from pipeline.config import DataConfig, SourceConfig
 from pipeline.prompts.rows import prompt_key
-from stages.cache.prompts import count_table, load_prompts
+from pipeline.prompts.training import count_table, load_prompts
 
 
 def data(path: Path, rows: list, **fields) -> DataConfig:
