@@ -29,7 +29,7 @@ def composed(*overrides: str) -> schema.Config:
     return schema.resolve(OmegaConf.merge(groups, OmegaConf.from_dotlist(values)))
 
 
-def refused(*overrides: str) -> str:
+def refusal(*overrides: str) -> str:
     """The message of the error that these overrides get, and must get."""
     with pytest.raises(schema.ConfigError) as error:
         composed(*overrides)
@@ -38,7 +38,7 @@ def refused(*overrides: str) -> str:
 
 def out_of_range(override: str) -> str:
     """The key and the value that the error about ``override`` names, as ``key=value``."""
-    message = refused(override)
+    message = refusal(override)
     found = re.fullmatch(r"([\w.\[\]]+): expected .*, got (.*)", message)
     return f"{found[1]}={found[2].strip(QUOTE)}" if found else message
 

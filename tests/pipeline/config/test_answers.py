@@ -1,5 +1,5 @@
 import pytest
-from composing import accepted, composed, lacking, out_of_range, refused
+from composing import accepted, composed, lacking, out_of_range, refusal
 
 from pipeline.config import AnswersConfig, ClientConfig, section
 
@@ -76,9 +76,9 @@ def test_penalties_are_a_server_s(penalty: str):
     for value in (-2.0, 2.0):
         override = f"answers.{penalty}={value}"
         assert accepted(override, "answers=openai", URLS) == override
-    assert lacking(refused(override), [f"answers.{penalty}", "answers=hf"]) == []
+    assert lacking(refusal(override), [f"answers.{penalty}", "answers=hf"]) == []
 
 
 def test_a_server_has_an_address():
-    assert refused("answers=openai").startswith("answers.openai.base_urls:")
+    assert refusal("answers=openai").startswith("answers.openai.base_urls:")
     assert composed("answers=openai", URLS).answers.openai.base_urls == ["http://127.0.0.1:1/v1"]

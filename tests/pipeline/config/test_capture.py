@@ -1,5 +1,5 @@
 import pytest
-from composing import accepted, lacking, out_of_range, refused
+from composing import accepted, lacking, out_of_range, refusal
 
 from pipeline.config import CaptureConfig, section
 
@@ -51,4 +51,4 @@ def test_the_ends_of_a_range_are_in_it(override: str):
 @pytest.mark.parametrize("tokens", [100, 192])
 def test_a_shard_is_made_of_whole_chunks(tokens: int):
     named = [f"capture.shard_tokens={tokens}", "capture.chunk_tokens=128"]
-    assert lacking(refused(f"capture.shard_tokens={tokens}"), named) == []
+    assert lacking(refusal(f"capture.shard_tokens={tokens}"), named) == []

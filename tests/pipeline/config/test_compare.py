@@ -1,5 +1,5 @@
 import pytest
-from composing import composed, lacking, refused
+from composing import composed, lacking, refusal
 
 from pipeline.config import CompareConfig, FigureConfig, section
 
@@ -29,7 +29,7 @@ def test_defaults():
     ],
 )
 def test_what_cannot_be_compared_is_named(overrides: list[str], keys: list[str]):
-    assert lacking(refused(*overrides), keys) == []
+    assert lacking(refusal(*overrides), keys) == []
 
 
 def test_drafters_are_needed_only_where_they_are_compared():

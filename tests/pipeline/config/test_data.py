@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from composing import accepted, composed, lacking, out_of_range, refused
+from composing import accepted, composed, lacking, out_of_range, refusal
 
 from pipeline.config import DataConfig, SourceConfig, check, section
 
@@ -36,12 +36,12 @@ def test_the_ends_of_a_range_are_in_it(override: str):
 @pytest.mark.parametrize("heldout,benchmark", [(0.6, 0.6), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)])
 def test_something_is_left_to_train_on(heldout: float, benchmark: float):
     overrides = [f"data.heldout={heldout}", f"data.benchmark={benchmark}"]
-    assert lacking(refused(*overrides), overrides) == []
+    assert lacking(refusal(*overrides), overrides) == []
 
 
 @pytest.mark.parametrize("stage", ["cache", "all"])
 def test_a_cache_needs_sources(stage: str):
-    assert refused(f"stage={stage}", "data.sources=[]").startswith("data.sources:")
+    assert refusal(f"stage={stage}", "data.sources=[]").startswith("data.sources:")
 
 
 def test_sources_are_needed_only_where_they_are_read():
@@ -53,4 +53,4 @@ def test_sources_are_needed_only_where_they_are_read():
 def test_a_source_has_a_path_and_a_limit_above_zero():
     sources = "data.sources=[{path: a.jsonl, limit: 1}, {path: b.jsonl, limit: 0}]"
     assert out_of_range(sources) == "data.sources[1].limit=0"
-    assert refused("data.sources=[{split: test}]").startswith("data.sources[0].path:")
+    assert refusal("data.sources=[{split: test}]").startswith("data.sources[0].path:")

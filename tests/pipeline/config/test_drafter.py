@@ -1,5 +1,5 @@
 import pytest
-from composing import CONF, accepted, composed, lacking, out_of_range, refused
+from composing import CONF, accepted, composed, lacking, out_of_range, refusal
 
 from pipeline.config import DrafterConfig, section
 
@@ -132,12 +132,12 @@ def test_the_ends_of_a_range_are_in_it(override: str):
     ],
 )
 def test_contradictions_name_the_keys(overrides: list[str], keys: list[str]):
-    assert lacking(refused(*(f"drafter.{override}" for override in overrides)), keys) == []
+    assert lacking(refusal(*(f"drafter.{override}" for override in overrides)), keys) == []
 
 
 def test_taps_are_counted_where_the_target_lists_them():
     assert composed("target.taps=[1,2]", "drafter.num_taps=2").drafter.num_taps == 2
-    assert refused("target.taps=[1,2]", "drafter.num_taps=3").startswith("drafter.num_taps=3:")
+    assert refusal("target.taps=[1,2]", "drafter.num_taps=3").startswith("drafter.num_taps=3:")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,6 @@ def test_rotary_settings_reach_the_draft_as_they_are(rope: dict):
 )
 def test_what_an_algorithm_fixes_is_named(drafter: str, override: str, expected: object):
     shown = override.replace("true", "True").replace("false", "False")
-    message = refused(f"drafter={drafter}", f"drafter.{override}")
+    message = refusal(f"drafter={drafter}", f"drafter.{override}")
     assert lacking(message, [f"drafter.{shown}:", f"drafter.algorithm={drafter.split('_')[0]}"]) == []
     assert message.endswith(f" {expected}")

@@ -1,5 +1,5 @@
 import pytest
-from composing import accepted, composed, lacking, out_of_range, refused
+from composing import accepted, composed, lacking, out_of_range, refusal
 
 from pipeline.config import EvaluateConfig, section
 from pipeline.config.evaluate import benchmark_names
@@ -92,7 +92,7 @@ def test_the_ends_of_a_range_are_in_it(override: str):
     ],
 )
 def test_contradictions_name_the_keys(overrides: list[str], keys: list[str]):
-    assert lacking(refused(*overrides), keys) == []
+    assert lacking(refusal(*overrides), keys) == []
 
 
 @pytest.mark.parametrize(

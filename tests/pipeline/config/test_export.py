@@ -1,5 +1,5 @@
 import pytest
-from composing import accepted, composed, lacking, out_of_range, refused
+from composing import accepted, composed, lacking, out_of_range, refusal
 
 from pipeline.config import ExportConfig, section
 
@@ -35,7 +35,7 @@ def test_the_numbers_of_a_gguf_file(outtype: str):
 )
 def test_contradictions_name_the_keys(overrides: list[str], keys: list[str]):
     given = [f"export.{override}" for override in overrides]
-    assert lacking(refused("stage=export", *given), keys) == []
+    assert lacking(refusal("stage=export", *given), keys) == []
     assert composed("stage=train", *given)
 
 

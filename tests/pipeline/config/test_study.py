@@ -1,5 +1,5 @@
 import pytest
-from composing import accepted, composed, lacking, out_of_range, refused
+from composing import accepted, composed, lacking, out_of_range, refusal
 
 from pipeline.config import StudyConfig, section
 
@@ -65,7 +65,7 @@ def test_the_ends_of_a_range_are_in_it(override: str):
 
 @pytest.mark.parametrize("key", ["policies", "concurrencies", "simulated_concurrencies"])
 def test_what_a_study_lacks_is_named(key: str):
-    assert refused("stage=study", f"study.{key}=[]").startswith(f"study.{key}:")
+    assert refusal("stage=study", f"study.{key}=[]").startswith(f"study.{key}:")
     assert composed("stage=all", f"study.{key}=[]")  # a chain has a study only where it is asked for
 
 
@@ -76,7 +76,7 @@ def test_only_machines_that_are_simulated_need_concurrencies(override: str):
 
 def test_calibrated_confidences_in_a_chain_are_calibrated_in_it():
     keys = ["evaluate.calibrate=false", "study.calibrated"]
-    assert lacking(refused("experiment=quickstart", "evaluate.calibrate=false"), keys) == []
+    assert lacking(refusal("experiment=quickstart", "evaluate.calibrate=false"), keys) == []
     assert composed("experiment=quickstart", "evaluate.calibrate=false", "study.calibrated=false")
 
 

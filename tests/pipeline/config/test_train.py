@@ -1,5 +1,5 @@
 import pytest
-from composing import accepted, composed, lacking, out_of_range, refused
+from composing import accepted, composed, lacking, out_of_range, refusal
 
 from pipeline.config import DeepSpeedConfig, TrainConfig, section
 
@@ -73,11 +73,11 @@ def test_the_ends_of_a_range_are_in_it(override: str):
 
 def test_a_run_is_as_long_as_its_steps_or_its_epochs_say():
     assert accepted("train.steps=1", "train.epochs=null") == "train.steps=1"
-    assert lacking(refused("train.steps=5"), ["train.steps", "train.epochs", "5 and 10"]) == []
-    assert lacking(refused("train.epochs=null"), ["train.steps", "train.epochs", "None and None"]) == []
+    assert lacking(refusal("train.steps=5"), ["train.steps", "train.epochs", "5 and 10"]) == []
+    assert lacking(refusal("train.epochs=null"), ["train.steps", "train.epochs", "None and None"]) == []
 
 
 def test_only_a_divided_optimizer_can_be_offloaded():
     override = "deepspeed.offload_optimizer=true"
-    assert refused("deepspeed=zero0", override).startswith("deepspeed.offload_optimizer:")
+    assert refusal("deepspeed=zero0", override).startswith("deepspeed.offload_optimizer:")
     assert composed("deepspeed=zero1", override).deepspeed.offload_optimizer

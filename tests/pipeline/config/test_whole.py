@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 import pytest
-from composing import composed, lacking, out_of_range, refused
+from composing import composed, lacking, out_of_range, refusal
 
 from pipeline import __main__ as entry
 from pipeline.config import Config, ConfigError, check, section, whole
@@ -33,8 +33,8 @@ def test_a_section_is_plain_json_values():
 
 
 def test_a_value_that_must_be_given_is_named():
-    assert refused("target=hf").startswith("target.path:")
-    assert refused("data=local").startswith("data.sources:")
+    assert refusal("target=hf").startswith("target.path:")
+    assert refusal("data=local").startswith("data.sources:")
 
 
 def changed(**changes: object) -> str:
@@ -62,7 +62,7 @@ def test_an_unknown_step_or_mode_is_named():
 
 
 def test_ranges_come_before_contradictions():
-    assert refused("train.steps=5", "evaluate.batch=0").startswith("evaluate.batch:")
+    assert refusal("train.steps=5", "evaluate.batch=0").startswith("evaluate.batch:")
 
 
 # --- a running server decides by itself ------------------------------------------------------------------------

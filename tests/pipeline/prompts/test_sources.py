@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tiny_errors import refused
 
 from pipeline.config import SourceConfig
 from pipeline.prompts.rows import Rejection
@@ -158,12 +159,10 @@ def test_hub_layout_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (folder / "README.md").write_text(card + "  - {split: test, path: math/test.jsonl}\n---\n")
     assert read(folder, subset="math", limit=1) == [{"prompt": "1"}]
     assert read(folder, subset="math", split="test") == [{"prompt": "3"}]
-    with pytest.raises(RowsError) as error:
+    with refused(RowsError, "math", "validation"):
         read(folder, subset="math", split="validation")
-    assert "subset math, split validation" in str(error.value)
-    with pytest.raises(RowsError) as error:
+    with refused(RowsError, "history"):
         read(folder, subset="history")
-    assert "subset history" in str(error.value)
 
 
 def test_a_hub_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):

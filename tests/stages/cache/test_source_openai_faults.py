@@ -48,11 +48,9 @@ def test_every_kind_of_failure_is_outlived():
 
 
 def test_retries_end_and_the_last_failure_is_shown():
-    with serve(*[status(503, "loading")] * 9) as server, pytest.raises(ServerError) as error:
+    with serve(*[status(503, "loading")] * 9) as server, refused(ServerError, server.url, 503, "loading", 3):
         ask(engine(server, retries=2))
     assert len(server.payloads) == 3
-    assert server.url in str(error.value) and "503" in str(error.value) and "loading" in str(error.value)
-    assert "after 3 attempts" in str(error.value)
 
 
 def test_pauses_double(monkeypatch: pytest.MonkeyPatch):
@@ -124,53 +122,47 @@ def test_the_time_out_is_for_the_whole_answer():
             time.sleep(0.1)
         handler.close_connection = True
 
-    with serve(trickle) as server, pytest.raises(ServerError) as error:
+    with serve(trickle) as server, refused(ServerError, server.url, "0.3 s"):
         ask(engine(server, retries=0, timeout=0.3))
-    assert "0.3 s" in str(error.value)
 
 
 def test_a_body_has_a_bound(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pipeline.http_client.LONGEST_BODY", 1 << 20)
-    with serve(raw(b" " * (3 << 20))) as server, pytest.raises(ServerError) as error:
+    with serve(raw(b" " * (3 << 20))) as server, refused(ServerError, server.url, "1 MiB"):
         ask(engine(server, retries=0))
-    assert "1 MiB" in str(error.value)
 
 
 def test_ids_beyond_the_vocabulary_name_the_server():
     with serve(lambda h, p: h.send(200, body_of(p, "yes", [9999]))) as server:
         made = engine(server)
         made.vocab_size = 272
-        with pytest.raises(ServerError) as error:
+        with refused(ServerError, server.url, 9999, 272):
             ask(made)
-    assert server.url in str(error.value) and "9999" in str(error.value) and "272" in str(error.value)
 
 
 def test_every_failure_has_a_reason():
     """httpx has errors without a text."""
     with serve(hang_up) as server, pytest.raises(ServerError) as error:
         ask(engine(server, retries=0))
-    assert f"{server.url}: " in str(error.value) and ":  (after" not in str(error.value)
+    assert f"{server.url}: " in str(error.value) and ":  " not in str(error.value)
 
 
 @pytest.mark.parametrize("reason", [None, 3])
 def test_a_finish_reason_is_text(reason: object):
     body = {"choices": [{"message": {"content": "a"}, "finish_reason": reason, "token_ids": [1]}]}
-    with serve(raw(json.dumps(body).encode())) as server, pytest.raises(ServerError) as error:
+    with serve(raw(json.dumps(body).encode())) as server, refused(ServerError, server.url, "finish_reason"):
         ask(engine(server, retries=0))
-    assert server.url in str(error.value) and "finish_reason" in str(error.value)
 
 
 def test_a_refusal_is_shown_at_once_without_the_key(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MY_KEY", "secret-123")
-    with serve(status(401, "bad key secret-123")) as server, pytest.raises(ServerError) as error:
+    with (
+        serve(status(401, "bad key secret-123")) as server,
+        refused(ServerError, server.url, 401, "bad key ***") as error,
+    ):
         ask(engine(server, api_key_env="MY_KEY"))
     assert server.headers[0]["Authorization"] == "Bearer secret-123"
     assert len(server.payloads) == 1
-    assert (
-        "status 401" in str(error.value)
-        and "bad key ***" in str(error.value)
-        and server.url in str(error.value)
-    )
     assert "secret-123" not in str(error.value)
 
 
