@@ -55,6 +55,8 @@ def test_only_common_benchmarks_are_compared():
     assert rows(table, slice(2)) == [["alpha", "a:v0"], ["alpha", "b:v3"]] and table.strong == frozenset()
     assert section.blocks[-1].text.endswith("left out: a:v0: zeta.")
     assert common_benchmarks(both) == ["alpha"]
+    (table,) = tables(side_by_side(pair(levels={"alpha": 0.9, "zeta": 1.5, "beta": 1.0})))
+    assert [row[0] for row in rows(table)] == ["zeta", "zeta", "alpha", "alpha"]
 
 
 def test_no_common_benchmark_is_an_error():

@@ -60,7 +60,7 @@ def test_the_first_turns_of_all_benchmarks_in_turn(config, tmp_path):
     asked = [text.split("user\n")[1].split("<|im_end|>")[0] for text in texts]
     assert ["and" in text for text in asked] == [True, False, True, False, True, False, False]
     assert sorted(asked[1::2] + asked[6:]) == ["A?", "B?", "C?", "D?"]  # of a dialogue its first turn
-    assert all(text.endswith("<|im_start|>assistant\n") for text in texts)
+    assert all(text.count("<|im_start|>") == 2 and text.endswith("<|im_start|>assistant\n") for text in texts)
 
 
 def test_a_prompt_that_the_template_refuses_is_named(config, folder):
