@@ -14,9 +14,8 @@ add up to the answer's length exactly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -59,7 +58,7 @@ class EvaluationError(UserError):
     """A round table that is missing, damaged or of another schema; the message names the file."""
 
 
-def write_rounds(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write_rounds(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write ``rows`` (keys as in ``SCHEMA``); ``path`` is whole or absent (temporary name, fsync, rename)."""
     write_table(path, pa.Table.from_pylist(list(rows), SCHEMA))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ class Manifest:
     schema_version: int
     fingerprint: str
     parents: dict[str, str]
-    config: dict[str, Any]
-    counts: dict[str, Any]
+    config: Mapping[str, Any]
+    counts: Mapping[str, Any]
     packages: dict[str, str]
     revision: str | None
     created: str

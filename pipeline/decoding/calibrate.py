@@ -180,7 +180,7 @@ def _say(text: str) -> None:
         console.say(text)
 
 
-def summary(calibration: Calibration, rounds: pa.Table) -> dict[str, Any]:
+def summary(calibration: Calibration, rounds: pa.Table) -> dict[str, object]:
     """``calibration`` in summary.json: temperatures, and their effect on the reported ``rounds``."""
     return {
         "prompts": calibration.prompts,

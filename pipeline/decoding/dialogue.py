@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,10 +18,12 @@ from pipeline.drafts.base import Draft
 from pipeline.prompts.benchmarks import Prompt
 from pipeline.prompts.chat import render_prompt
 from pipeline.prompts.replies import reply_message
+from pipeline.prompts.rows import Message
 from pipeline.prompts.template import TemplateRefusal
 from pipeline.target.model import Target
 
 WARM_UP_TOKENS = 16
+RoundRow = Mapping[str, object]  # of data_specs/evaluation.SCHEMA
 
 
 class Answered(Protocol):
@@ -58,7 +60,7 @@ class Speaker:
     ] = ()  # of a calibration: the threshold is compared with calibrated confidences
     batch: int = 1  # prompts at a time (batch.py)
 
-    def answer(self, prompt: Prompt) -> list[dict[str, Any]]:
+    def answer(self, prompt: Prompt) -> list[RoundRow]:
         """Rows of every round of every turn; a turn that the target's context cannot hold ends the dialogue.
 
         Each turn's history holds the answers made with the draft, so that both ways answer the same prompt.
@@ -75,7 +77,7 @@ class Speaker:
         """What the draft's own confidence of each draft of a block must reach."""
         return raw_thresholds(self.threshold, self.temperatures or [1.0] * self.draft.max_drafts)
 
-    def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
+    def render(self, prompt: Prompt, messages: list[Message]) -> list[int]:
         """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
         return render(self.tokenizer, self.thinking, prompt, messages)
 
@@ -119,16 +121,14 @@ class Asking(Protocol):
     def max_new_tokens(self) -> int:
         """Of an answer."""
 
-    def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
+    def render(self, prompt: Prompt, messages: list[Message]) -> list[int]:
         """Ids of ``messages`` of ``prompt``, the generation prompt included."""
 
     def room(self, ids: list[int]) -> int:
         """New tokens that the context has room for after ``ids``."""
 
 
-def render(
-    tokenizer: Any, thinking: bool | None, prompt: Prompt, messages: list[dict[str, Any]]
-) -> list[int]:
+def render(tokenizer: Any, thinking: bool | None, prompt: Prompt, messages: list[Message]) -> list[int]:
     """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
     try:
         return render_prompt(tokenizer, messages, thinking, prompt.tools)
@@ -150,8 +150,8 @@ class Dialogue:
 
     def __init__(self, speaker: Asking, prompt: Prompt) -> None:
         self.speaker, self.prompt = speaker, prompt
-        self.rows: list[dict[str, Any]] = []
-        self._history: list[dict[str, Any]] = []
+        self.rows: list[RoundRow] = []
+        self._history: list[Message] = []
         self._left = list(prompt.messages)
         self._turn = -1
         self._asked: list[int] = []  # ids of the turn that is being answered
@@ -187,7 +187,7 @@ class Dialogue:
             self._history.append(message)
 
 
-def _rows(prompt: Prompt, turn: int, mode: str, decoded: Answered) -> Iterator[dict[str, Any]]:
+def _rows(prompt: Prompt, turn: int, mode: str, decoded: Answered) -> Iterator[RoundRow]:
     """Rows of data_specs/evaluation.SCHEMA for one answer."""
     common = {
         "benchmark": prompt.benchmark,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from data_specs.evaluation import DRAFT, PLAIN
 from pipeline.decoding.batched import Engine
-from pipeline.decoding.dialogue import WARM_UP_TOKENS, Dialogue, Speaker, Turn
+from pipeline.decoding.dialogue import WARM_UP_TOKENS, Dialogue, RoundRow, Speaker, Turn
 from pipeline.decoding.scheduler import Policy, threshold
 from pipeline.decoding.steps import Request
 from pipeline.prompts.benchmarks import Prompt
@@ -21,7 +20,7 @@ Asked = list[tuple[Dialogue, Turn]]
 
 def answer_together(
     speaker: Speaker, prompts: Sequence[Prompt], advance: Callable[[Prompt], None]
-) -> list[dict[str, Any]]:
+) -> list[RoundRow]:
     """Rows of all ``prompts``, ``speaker.batch`` at a time; ``advance`` is called as each of them is done.
 
     The rows are those of ``Speaker.answer``, but that a step's seconds are shared among the prompts in it: added up

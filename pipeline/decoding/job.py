@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -147,10 +147,10 @@ def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt
     }
 
 
-def counts_of(result: dict[str, Any]) -> dict[str, Any]:
+def counts_of(result: Mapping[str, Any]) -> dict[str, object]:
     """The counts of the manifest: totals over all benchmarks, and the macro averages."""
     benchmarks = result["benchmarks"].values()
     names = ("prompts", "answers", "rounds", "tokens", "too_long")
-    counts: dict[str, Any] = {name: sum(b["counts"].get(name, 0) for b in benchmarks) for name in names}
+    counts: dict[str, object] = {name: sum(b["counts"].get(name, 0) for b in benchmarks) for name in names}
     macro = result["macro"] or {}
     return counts | {name: macro[name]["value"] for name in ("accepted_length", "speedup") if name in macro}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def rounds_of(contexts: Sequence[int], repeats: int) -> int:
     return len(contexts) * (repeats + WARM_UP)
 
 
-def table(profile: dict[str, Any], name: str, model: str) -> dict[str, Any]:
+def table(profile: Mapping[str, Any], name: str, model: str) -> dict[str, object]:
     """The profile as a table of data_specs/sps.py, which a simulation takes: seconds without context, and its price."""
     first, last = profile["contexts"][0], profile["contexts"][-1]
     counts = [point["tokens"] for point in first["points"]]
@@ -98,7 +98,7 @@ def table(profile: dict[str, Any], name: str, model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def machine(target: Target) -> dict[str, Any]:
+def machine(target: Target) -> dict[str, object]:
     """What the profile holds for: a description of the hardware, no names of hosts or users."""
     cuda = target.device.type == "cuda"
     return {
@@ -178,7 +178,7 @@ def _observed(draft: Draft, target: Target, context: int) -> Any:
     return state
 
 
-def _points(unit: str, counts: Sequence[int], taken: Array) -> list[dict[str, Any]]:
+def _points(unit: str, counts: Sequence[int], taken: Array) -> list[dict[str, object]]:
     medians = np.median(taken, axis=0)
     low, high = np.percentile(taken, LEVEL, axis=0)
     return [

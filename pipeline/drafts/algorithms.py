@@ -7,8 +7,8 @@ families/ and a line here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Algorithm:
 
     module: str
     name: str
-    fixed: dict[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
 
 
 NO_HEADS = {"markov_rank": 0, "confidence_head": False}

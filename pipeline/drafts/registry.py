@@ -111,7 +111,7 @@ def draft_config(
     shared |= family.config_fields(target, drafter.depth, drafter.sliding_window)
     if drafter.rope_scaling:
         shared |= _scaled_positions(shared, dict(drafter.rope_scaling))
-    own: dict[str, Any] = {
+    own: dict[str, object] = {
         "architectures": [FILL_IN if _is_fill_in(drafter) else f"{family.NAME}{kind.NAME}Model"],
         "vocab_size": rows,
         "intermediate_size": _mlp_width(target),
@@ -144,7 +144,7 @@ def _mlp_width(target: Any) -> int:
     return int(max(width) if isinstance(width, list | tuple) else width)
 
 
-def _scaled_positions(fields: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]:
+def _scaled_positions(fields: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, object]:
     """Rotary settings ``scaling`` in place of the target's, and the number of positions that they reach.
 
     The base stays the target's unless ``scaling`` names one. Where layers differ, it is for those of full attention.
@@ -152,7 +152,7 @@ def _scaled_positions(fields: dict[str, Any], scaling: dict[str, Any]) -> dict[s
     rope = fields["rope_parameters"]
     full = rope.get("full_attention", rope)
     length = scaling.get("original_max_position_embeddings", fields["max_position_embeddings"])
-    scaled = {"rope_theta": full["rope_theta"], "original_max_position_embeddings": length} | scaling
+    scaled = {"rope_theta": full["rope_theta"], "original_max_position_embeddings": length, **scaling}
     reach = max(fields["max_position_embeddings"], int(length * scaling.get("factor", 1.0)))
     return {
         "rope_parameters": rope | {"full_attention": scaled} if "full_attention" in rope else scaled,

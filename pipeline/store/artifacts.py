@@ -11,10 +11,9 @@ import functools
 import importlib.metadata
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from data_specs.errors import UserError
 from data_specs.files import rename_synced
@@ -63,7 +62,7 @@ class Work:
     schema_version: int
     fingerprint: str
     parents: dict[str, str]
-    config: dict[str, Any]
+    config: Mapping[str, object]
     path: Path
 
 
@@ -121,7 +120,7 @@ class Store:
         schema_version: int,
         fingerprint: str,
         parents: dict[str, str],
-        config: dict[str, Any],
+        config: Mapping[str, object],
     ) -> Work:
         """The working folder for these inputs: the one an interrupted run left behind, or a new one."""
         if not NAME.fullmatch(name):
@@ -133,7 +132,7 @@ class Store:
     def commit(
         self,
         work: Work,
-        counts: dict[str, Any],
+        counts: Mapping[str, object],
         files: tuple[str, ...] = ("**/*",),
         check: Callable[[], None] = lambda: None,
     ) -> Artifact:

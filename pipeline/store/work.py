@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def begin_once(store: Store, *inputs: Any) -> Work | Artifact:
 
 
 def commit_once(
-    store: Store, work: Work, counts: Callable[[], dict[str, Any]], files: tuple[str, ...] = ("**/*",)
+    store: Store, work: Work, counts: Callable[[], Mapping[str, object]], files: tuple[str, ...] = ("**/*",)
 ) -> Artifact:
     """Commit ``work`` by exactly one of the processes that reach this line, and return the artifact in all.
 

@@ -6,10 +6,9 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from data_specs.manifest import read_json, write_json
 from pipeline.config import ConfigError
@@ -30,7 +29,7 @@ def cache_home() -> Path:
         ) from error
 
 
-def made_once(name: str, origin: dict[str, Any], what: str, make: Callable[[Path], None]) -> Path:
+def made_once(name: str, origin: Mapping[str, object], what: str, make: Callable[[Path], None]) -> Path:
     """The folder ``name`` in draftline's cache, which ``make`` writes. One process makes it while the others wait.
 
     The screen shows ``what`` while it is made. Raises ``ConfigError`` if the folder was made from another ``origin``.
@@ -45,7 +44,7 @@ def made_once(name: str, origin: dict[str, Any], what: str, make: Callable[[Path
     return folder
 
 
-def _make_once(folder: Path, origin: dict[str, Any], what: str, make: Callable[[Path], None]) -> None:
+def _make_once(folder: Path, origin: Mapping[str, object], what: str, make: Callable[[Path], None]) -> None:
     """Make ``folder``, unless it is complete; an incomplete one is replaced."""
     if (folder / SOURCE).is_file():
         return

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -29,6 +29,14 @@ TOKENIZER_FILES = tuple(name for name in TEXT_FILES if name not in MODEL_FILES)
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ONE_BYTE = ("F8", "F4", "I8", "U8")  # safetensors' names of types that need a scale
 SAMPLE_BYTES = 4096  # read at the start, the middle and the end of every tensor for the identity
+
+
+class TensorEntry(TypedDict):
+    """What the header of a safetensors file says of one tensor."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]  # bytes after the header
 
 
 def identity(folder: Path) -> str:
@@ -103,11 +111,11 @@ def _text_digest(folder: Path, names: Sequence[str]) -> hashlib._Hash:
     return digest
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: tensor name -> dtype, shape, data_offsets."""
+def _header(path: Path) -> dict[str, TensorEntry]:
+    """The header of a safetensors file, by tensor name."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
+        header: dict[str, TensorEntry] = json.loads(file.read(length))
     header.pop("__metadata__", None)
     return header
 

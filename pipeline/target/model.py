@@ -283,7 +283,7 @@ def _load_model(cfg: TargetConfig, folder: Path, group: TargetGroup | None) -> A
     """The model on its device; with a ``group``, this rank's part of it."""
     config = read_whole_config(folder, cfg)
     check_weights(folder, config)
-    options: dict[str, Any] = {"dtype": dtype_of(cfg), "trust_remote_code": cfg.trust_remote_code}
+    options: dict[str, object] = {"dtype": dtype_of(cfg), "trust_remote_code": cfg.trust_remote_code}
     if cfg.attention != "auto":
         options["attn_implementation"] = cfg.attention
     if group is not None:

@@ -5,7 +5,7 @@ The plan is pure: it depends on the answers and the config only, never on ranks,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -321,7 +321,7 @@ def _say(text: str) -> None:
         say(text)
 
 
-def _summary(counts: dict[str, Any]) -> str:
+def _summary(counts: Mapping[str, Any]) -> str:
     text = (
         f"{counts['samples']} samples, {counts['tokens']} tokens, {counts['supervised']} of them supervised"
     )

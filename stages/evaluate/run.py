@@ -30,7 +30,7 @@ from pipeline import console
 from pipeline.confidence.rounds import observe
 from pipeline.config import Config, ConfigError, section
 from pipeline.decoding import calibrate, dialogues, profiling
-from pipeline.decoding.dialogue import Speaker
+from pipeline.decoding.dialogue import RoundRow, Speaker
 from pipeline.decoding.job import (
     KIND,
     EvaluationJob,
@@ -240,11 +240,11 @@ def _answer(
                 write_rounds(rounds / f"{unit}.parquet", rows)
 
 
-def _rows(speaker: Speaker, prompts: list[Prompt], advance: Callable[[Prompt], None]) -> list[dict[str, Any]]:
+def _rows(speaker: Speaker, prompts: list[Prompt], advance: Callable[[Prompt], None]) -> list[RoundRow]:
     """Rows of the round table of ``prompts``, one at a time or several."""
     if speaker.batch > 1:
         return dialogues.answer_together(speaker, prompts, advance)
-    rows = []
+    rows: list[RoundRow] = []
     for prompt in prompts:
         rows += speaker.answer(prompt)
         advance(prompt)

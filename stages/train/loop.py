@@ -16,7 +16,7 @@ import itertools
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def _train(setup: Setup, store: Store, name: str, inputs: str, claim: Lease) -> 
     return artifact
 
 
-def _outcome(counts: dict[str, Any]) -> str:
+def _outcome(counts: Mapping[str, Any]) -> str:
     """The summary in a few words."""
     length = counts["best_accepted_length"]
     kept = (

@@ -6,6 +6,7 @@ embeddings. Keys and values share a projection if those of the target do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -73,7 +74,7 @@ def embedding_scale(config: Gemma4TextConfig) -> float:
     return float(config.hidden_size**0.5)
 
 
-def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
+def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, object]:
     """This family's fields of the draft's config, besides the shared ones: those of full-attention layers."""
     own = layers.full_layer(target)
     head_dim = getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads
@@ -95,7 +96,7 @@ def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[s
     }
 
 
-def _nested_rope(parameters: dict[str, Any]) -> dict[str, Any]:
+def _nested_rope(parameters: Mapping[str, Any]) -> dict[str, object]:
     """Rotary settings by layer type. A target with flat settings has the same for both types."""
     nested = {k: dict(v) for k, v in parameters.items() if isinstance(v, dict)}
     flat = nested.get("full_attention") or layers.flat_rope(parameters)

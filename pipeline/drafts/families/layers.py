@@ -8,7 +8,7 @@ that defines ``NAME``, ``RMSNorm``, ``Rotary``, ``DecoderLayer``, ``embedding_sc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -149,7 +149,7 @@ def hidden_act(target: Any) -> str:
     return getattr(target, "hidden_act", None) or getattr(target, "hidden_activation", None) or "silu"
 
 
-def standard_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
+def standard_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, object]:
     """``config_fields`` for families whose layers all have the same heads and rotary settings."""
     own = full_layer(target)
     return {
@@ -167,7 +167,7 @@ def embedding_scale(config: Any) -> float:
     return 1.0
 
 
-def flat_rope(parameters: dict[str, Any] | None) -> dict[str, Any]:
+def flat_rope(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """A target's rotary settings as one flat dictionary; if they are nested, those of its full-attention layers.
 
     A partial rotary factor is left out, because it describes the target's heads and not the draft's. The sections of

@@ -35,6 +35,6 @@ class DecoderLayer(layers.DecoderLayer):
         super().__init__(attention, LlamaMLP(config), hidden_norm, kind)
 
 
-def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
+def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, object]:
     """This family's fields of the draft's config, besides the shared ones."""
     return layers.standard_fields(target, depth, sliding_window) | {"mlp_bias": False}

@@ -37,7 +37,7 @@ class DecoderLayer(layers.DecoderLayer):
         super().__init__(attention, Qwen3MLP(config), hidden_norm, config.layer_types[index])
 
 
-def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, Any]:
+def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, object]:
     """This family's fields of the draft's config, besides the shared ones."""
     own = {"use_sliding_window": False, "max_window_layers": depth}
     if sliding_window is not None:

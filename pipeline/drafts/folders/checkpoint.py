@@ -22,6 +22,7 @@ from pipeline.drafts.backbone import Backbone
 from pipeline.drafts.base import FROZEN, Draft
 from pipeline.drafts.eagle3 import Eagle3
 from pipeline.drafts.folders import foreign
+from pipeline.drafts.folders.foreign import Fields
 from pipeline.drafts.heads import HEADS
 from pipeline.drafts.model import Model, target_ids
 from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, FILL_IN, MODEL_TYPES, head_tensors
@@ -52,7 +53,7 @@ def read_config(folder: Path) -> Any:
     """The draft's config with native names and the defaults of the native layout. Errors name the field."""
     path = folder / CONFIG
     given = foreign.native_fields(path, _json(path))
-    values: dict[str, Any] = DEFAULTS | given
+    values: Fields = DEFAULTS | given
     for name in REQUIRED:
         if values.get(name) is None:
             raise CheckpointError(f"{path}: field {name} is missing")
@@ -82,7 +83,7 @@ def read_config(folder: Path) -> Any:
     return FAMILIES[MODEL_TYPES[values["model_type"]]].make_config(values)
 
 
-def _anchor_first(path: Path, given: dict[str, Any], default: bool) -> bool:
+def _anchor_first(path: Path, given: Fields, default: bool) -> bool:
     """The anchor convention that either field states. ``CheckpointError`` if the two fields contradict each other."""
     told = [bool(given["sample_from_anchor"])] if given.get("sample_from_anchor") is not None else []
     told += [not given["dspark_bonus_anchor"]] if given.get("dspark_bonus_anchor") is not None else []
@@ -93,7 +94,7 @@ def _anchor_first(path: Path, given: dict[str, Any], default: bool) -> bool:
     return told[0] if told else default
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> Fields:
     if not path.is_file():
         raise CheckpointError(f"{path.parent}: expected a draft folder, but it holds no {CONFIG}")
     try:
@@ -102,7 +103,7 @@ def _json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: expected a JSON object, got: {error}") from None
 
 
-def _check_taps(path: Path, values: dict[str, Any], needed: bool) -> None:
+def _check_taps(path: Path, values: Fields, needed: bool) -> None:
     """Raise ``CheckpointError`` unless the taps are different layers."""
     taps = values["target_layer_ids"]
     if needed and not taps:
@@ -113,7 +114,7 @@ def _check_taps(path: Path, values: dict[str, Any], needed: bool) -> None:
         )
 
 
-def _check_block(path: Path, values: dict[str, Any]) -> None:
+def _check_block(path: Path, values: Fields) -> None:
     """Raise ``CheckpointError`` for a missing or impossible field of a block drafter."""
     for name in BLOCK_FIELDS:
         if values.get(name) is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from data_specs.errors import UserError
 from data_specs.export import EAGLE3_STEPS, ZERO_HEAD
 
-Fields = dict[str, Any]
+Fields = dict[str, Any]  # of a config.json
 EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM")
 FAMILY_NAMES = {"qwen3": "Qwen3", "llama": "Llama", "gemma4_text": "Gemma4"}
 NESTED = ("dflash_config", "dspark_config")  # sections that may hold fields of the top level

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from safetensors.torch import load_file
@@ -26,6 +26,17 @@ from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
 
 Tensors = dict[str, Tensor]
+
+
+class Expected(TypedDict, total=False):
+    """``expected.json``: the first three are a block drafter's, the last three a chain's."""
+
+    losses: dict[str, float]
+    weights: dict[str, float]  # of the terms of the losses
+    gradients_of: str  # the loss that gradients.safetensors belongs to
+    ttt_length: int
+    step_loss_decay: float
+    loss: float
 
 
 def inputs(tensors: Tensors) -> Batch:
@@ -90,7 +101,7 @@ def _drafting(value: Tensor, draft: DSpark) -> Tensor:
 
 
 def _block_losses(
-    draft: DSpark, batch: Batch, blocks: Blocks, expected: dict[str, Any], chunk_slots: int
+    draft: DSpark, batch: Batch, blocks: Blocks, expected: Expected, chunk_slots: int
 ) -> tuple[dict[str, float], Tensors]:
     """Differences of the losses, and the gradients of the loss for which the reference has gradients."""
     given = expected.get("weights", {})
@@ -111,7 +122,7 @@ def _block_losses(
 
 
 def _chain(
-    draft: Model, batch: Batch, tensors: Tensors, expected: dict[str, Any], chunk_slots: int
+    draft: Model, batch: Batch, tensors: Tensors, expected: Expected, chunk_slots: int
 ) -> dict[str, float]:
     """Differences of a chain: position t of the reference is the block whose anchor is the token at t+1."""
     count, length = batch.input_ids.shape
