@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import hydra
@@ -16,11 +16,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from data_specs.errors import UserError
-from data_specs.manifest import MANIFEST, read_manifest
 from pipeline import console, ranks
 from pipeline.config import Config, ConfigError, explained, register, resolve
+from pipeline.preflight import Ahead, Check, names_cache, problems, refuse, show
 from pipeline.store import listing
 from pipeline.store.artifacts import Artifact, Store
+from stages import preflight
 from stages.compare.variants import Comparison, composed_variants
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
@@ -32,8 +33,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 def run_cache(config: Config, store: Store, made: dict[str, Artifact]) -> None:
     """Prompts -> answers -> target cache; nothing where the steps after it are given a cache by name."""
-    if config.cache and len(config.stage.steps) > 1:
-        made["cache"] = store.resolve("cache", config.cache)
+    if names_cache(config):
+        made["cache"] = Ahead(config).cache()
         console.say(f"cache={config.cache}: {made['cache'].path}")
         return
     from stages.cache import answers, capture
@@ -48,7 +49,7 @@ def run_train(config: Config, store: Store, made: dict[str, Artifact]) -> None:
     """Target cache -> draft."""
     from stages.train import loop
 
-    _keep(made, "draft", loop.run_train(config, store, _cache(config, store, made)))
+    _keep(made, "draft", loop.run_train(config, store, _cache(config, made)))
 
 
 def run_evaluate(config: Config, store: Store, made: dict[str, Artifact]) -> None:
@@ -56,12 +57,12 @@ def run_evaluate(config: Config, store: Store, made: dict[str, Artifact]) -> Non
     if config.engine is not None:
         from stages.served import run as served
 
-        draft = None if config.draft is None else _draft(config, store, made)
+        draft = None if config.draft is None else _draft(config, made)
         _keep(made, "evaluation", served.run_served(config, store, draft))
         return
     from stages.evaluate import run as evaluate
 
-    _keep(made, "evaluation", evaluate.run_evaluate(config, store, _draft(config, store, made)))
+    _keep(made, "evaluation", evaluate.run_evaluate(config, store, _draft(config, made)))
 
 
 def run_study(config: Config, store: Store, made: dict[str, Artifact]) -> None:
@@ -70,14 +71,14 @@ def run_study(config: Config, store: Store, made: dict[str, Artifact]) -> None:
         return
     from stages.study import run as study
 
-    _keep(made, "study", study.run_study(config, store, _draft(config, store, made)))
+    _keep(made, "study", study.run_study(config, store, _draft(config, made)))
 
 
 def run_compare(config: Config, store: Store, made: dict[str, Artifact]) -> None:
     """Target cache -> a draft and an evaluation of every variant -> comparison."""
     from stages.compare import run as compare
 
-    layout, cache = _layout(), _cache(config, store, made)
+    layout, cache = _layout(), _cache(config, made)
 
     def make(variant: Config, parts: dict[str, Artifact]) -> None:
         run_train(variant, store, parts)
@@ -105,7 +106,7 @@ def run_export(config: Config, store: Store, made: dict[str, Artifact]) -> None:
     """Draft -> what engines load."""
     from stages.export import run as export
 
-    for artifact in export.run_export(config, store, _draft(config, store, made)):
+    for artifact in export.run_export(config, store, _draft(config, made)):
         _keep(made, "export", artifact)
 
 
@@ -138,15 +139,22 @@ STEPS: dict[str, Callable[[Config, Store, dict[str, Artifact]], None]] = {
 QUICK = {"list", "report", "export", "import"}  # steps that one process does, whatever GPUs there are
 
 
-def run(config: Config) -> None:
-    """Run the steps of ``config.stage`` in order; what one makes, the next reads."""
+def run(config: Config, found: Mapping[str, list[Check]] | None = None) -> None:
+    """Run the steps of ``config.stage`` in order; what one makes, the next reads.
+
+    ``found`` are the checks of the steps: a plan shows them and ends before a step that has a problem.
+    """
     store = Store(config.artifacts)
     made: dict[str, Artifact] = {}
-    # What is wrong with the last of several runs is said before the first.
-    several = "compare" in config.stage.steps
-    for each in [v.config for v in _layout().variants.values()] if several else [config]:
-        _check_start(each, store)
+    asked = found or {}
+    if config.plan and any(asked.values()) and ranks.is_main():
+        show([check for checks in asked.values() for check in checks])
     for step in config.stage.steps:
+        if config.plan and problems(asked.get(step, [])):
+            console.say(
+                f"The plan ends before the step {step}, which has a problem: the run would be refused."
+            )
+            return
         before = dict(made)
         STEPS[step](config, store, made)
         if config.plan and made == before and step != config.stage.steps[-1]:
@@ -156,35 +164,24 @@ def run(config: Config) -> None:
         listing.show_made(made)
 
 
-def _check_start(config: Config, store: Store) -> None:
-    """Raise ``UserError`` where ``drafter.init.draft`` names no draft, before hours of work lead up to it."""
-    source = config.drafter.init.draft
-    if source is not None and not Path(source).is_dir():
-        store.resolve("draft", source)
-
-
-def _cache(config: Config, store: Store, made: dict[str, Artifact]) -> Artifact:
+def _cache(config: Config, made: dict[str, Artifact]) -> Artifact:
     """The target cache that was just made, or the one that is named."""
-    name = config.cache or f"{config.target.name}_{config.data.name}"
-    return made.get("cache") or store.resolve("cache", name)
+    return made.get("cache") or Ahead(config).cache()
 
 
-def _draft(config: Config, store: Store, made: dict[str, Artifact]) -> Artifact | Path:
-    """The draft that was just made, or the one that is named: an artifact, an export, or a folder of others."""
-    if "draft" in made:
-        return made["draft"]
-    reference = config.draft or f"{config.target.name}_{config.drafter.name}"
-    folder = Path(reference)
-    if (folder / "config.json").is_file() and not (folder / MANIFEST).is_file():
-        return folder
-    if (folder / MANIFEST).is_file() and read_manifest(folder).kind == "export":
-        return folder
-    return store.resolve("draft", reference)
+def _draft(config: Config, made: dict[str, Artifact]) -> Artifact | Path:
+    """The draft that was just made, or the one that is named."""
+    return made.get("draft") or Ahead(config).draft()
 
 
 def _layout() -> Comparison:
     """The variants of a comparison, composed as this run is, each with overrides of its own."""
-    return composed_variants(tuple(HydraConfig.get().overrides.task))
+    return composed_variants(_task())
+
+
+def _task() -> tuple[str, ...]:
+    """What was typed for this job."""
+    return tuple(HydraConfig.get().overrides.task)
 
 
 def _keep(made: dict[str, Artifact], kind: str, artifact: Artifact | None) -> None:
@@ -197,24 +194,19 @@ def _compose_and_run(cfg: DictConfig) -> None:
     try:
         config = resolve(cfg)
         ranks.adopt_environment()
+        # The processes that this one starts need not ask again.
+        found = {} if ranks.STARTED in os.environ else preflight.of_steps(Ahead(config), _task())
+        if not config.plan:
+            refuse([check for checks in found.values() for check in checks])
         alone = set(config.stage.steps) <= QUICK or config.engine is not None or config.plan
         if not alone and ranks.needs_start(config.ranks):
             # The processes get the very overrides of this one, which ends as they ended.
             if code := ranks.start(ranks.wanted(config.ranks), list(HydraConfig.get().overrides.task)):
                 sys.exit(code)
         else:
-            run(config)
+            run(config, found)
     except (UserError, OmegaConfBaseException) as error:
-        _fail(error)
-
-
-def _fail(error: Exception) -> None:
-    """One clear line instead of a traceback (DRAFTLINE_TRACEBACK=1 shows where it came from)."""
-    if os.environ.get("DRAFTLINE_TRACEBACK"):
-        raise error
-    logging.getLogger("draftline").debug("failed", exc_info=error)
-    print(f"draftline: error: {error}", file=sys.stderr)
-    sys.exit(2)
+        console.fail(error)
 
 
 def listed(arguments: list[str]) -> list[str]:
@@ -240,7 +232,7 @@ def main() -> None:
     try:
         _compose_and_run()
     except (HydraException, OmegaConfBaseException) as error:
-        _fail(ConfigError(explained(error, Config)))
+        console.fail(ConfigError(explained(error, Config)))
 
 
 if __name__ == "__main__":

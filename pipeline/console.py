@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from rich import box
 from rich.console import Console
@@ -120,6 +123,15 @@ def panel(title: str, lines: Sequence[str]) -> None:
         soft_wrap=False,
         overflow="fold",
     )
+
+
+def fail(error: Exception) -> NoReturn:
+    """End the program with one clear line instead of a traceback (DRAFTLINE_TRACEBACK=1 shows where it came from)."""
+    if os.environ.get("DRAFTLINE_TRACEBACK"):
+        raise error
+    logging.getLogger("draftline").debug("failed", exc_info=error)
+    print(f"draftline: error: {error}", file=sys.stderr)
+    sys.exit(2)
 
 
 def duration(seconds: float) -> str:

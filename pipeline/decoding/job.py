@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline.config import Config, ConfigError, EvaluateConfig, section
 from pipeline.decoding import calibrate
 from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import read_config
+from pipeline.preflight import Check, checked
 from pipeline.prompts.benchmarks import FOLDER, Benchmark, Prompt
 from pipeline.prompts.own import OwnPrompts, benchmarks_of, prompts_of
 from pipeline.store.artifacts import Artifact
@@ -136,6 +138,30 @@ def _content_of(config: Config, benchmark: Benchmark | OwnPrompts) -> Any:
 def selected_prompts(config: Config, benchmarks: Sequence[Benchmark | OwnPrompts]) -> dict[str, list[Prompt]]:
     """Benchmark -> its prompts; see ``prompts_of`` for the errors."""
     return {one.name: prompts_of(config, one) for one in benchmarks}
+
+
+def benchmark_checks(config: Config, keys: set[str]) -> list[Check]:
+    """A check for each benchmark, whose prompts are read; their keys are put into ``keys``."""
+
+    def read(name: str) -> str:
+        one = replace(config, evaluate=replace(config.evaluate, benchmarks=[name]))
+        (benchmark,) = benchmarks_of(one)
+        file, limit = config.evaluate.files.get(name), config.evaluate.prompts
+        asked = fingerprint(told(one, [benchmark]), file, limit)
+        if asked not in _read:
+            _read[asked] = [prompt.key for prompt in prompts_of(one, benchmark)]
+        keys.update(_read[asked])
+        return f"{len(_read[asked])} prompts"
+
+    remedy = "evaluate.files.{}=FILE reads a local file instead".format
+    return [
+        checked(f"benchmark {name}", functools.partial(read, name), remedy(name))
+        for name in config.evaluate.benchmarks
+    ]
+
+
+# Keys of the prompts of a benchmark by its contents: the jobs of a sweep and the variants of a comparison ask again.
+_read: dict[str, list[str]] = {}
 
 
 def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt]]:

@@ -24,7 +24,7 @@ from pipeline.prompts.rows import (
     split_of,
     tools_of,
 )
-from pipeline.prompts.sources import Row, load_rows
+from pipeline.prompts.sources import Row, dataset_errors, load_rows
 
 FOLDER = Path(data_specs.__file__).parent / "benchmarks"
 READY = ("turns", "messages")  # fields of a row that is worded already
@@ -159,8 +159,9 @@ def _hub_files(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
 
     base = f"hf://datasets/{benchmark.path}@{benchmark.revision or 'main'}"
     files = [f"{base}/{name}" for name in benchmark.files]
-    dataset = datasets.load_dataset("json", data_files=files, split="train")
-    rows: Iterable[dict[str, Any]] = dataset.select_columns(benchmark.fields)
+    with dataset_errors(f"benchmark {benchmark.name}: {base}"):
+        dataset = datasets.load_dataset("json", data_files=files, split="train")
+        rows: Iterable[dict[str, Any]] = dataset.select_columns(benchmark.fields)
     return rows
 
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
@@ -216,7 +217,16 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _dataset_rows(source: SourceConfig, name: str) -> Iterator[Row]:
-    """Rows of a Hub data set (or of a folder laid out like one) by ``datasets.load_dataset``.
+    """Rows of a Hub data set (or of a folder laid out like one) by ``datasets.load_dataset``."""
+    import datasets
+
+    with dataset_errors(f"data.sources path {name}, subset {source.subset}, split {source.split}"):
+        yield from datasets.load_dataset(name, source.subset, split=source.split, revision=source.revision)
+
+
+@contextmanager
+def dataset_errors(said: str) -> Iterator[None]:
+    """Raise ``RowsError`` that begins with ``said`` where the datasets library fails.
 
     Other people's files make that library raise errors of any of these types.
     """
@@ -232,7 +242,6 @@ def _dataset_rows(source: SourceConfig, name: str) -> Iterator[Row]:
         datasets.exceptions.DatasetsError,
     )
     try:
-        yield from datasets.load_dataset(name, source.subset, split=source.split, revision=source.revision)
+        yield
     except raised as error:
-        said = f"data.sources path {name}, subset {source.subset}, split {source.split}"
         raise RowsError(f"{said}: {type(error).__name__}: {error}") from error

@@ -34,15 +34,17 @@ class TargetTensors:
     folder: Path
 
 
-def load_tensors(cfg: TargetConfig) -> TargetTensors:
+def load_tensors(cfg: TargetConfig, device: str = "cpu") -> TargetTensors:
     """Read only those tensors, in ``target.dtype``, by the names of the model's class.
 
-    Raises ``ConfigError`` with a tensor that is missing, or quantised in a form that transformers cannot undo.
+    On the ``device`` meta names and shapes are compared with the files, and no number is read. Raises ``ConfigError``
+    with a tensor that is missing, or quantised in a form that transformers cannot undo.
     """
     folder = locate(cfg)
-    model = _partial_model(folder, cfg, empty_model(folder, cfg), [])
+    model = _partial_model(folder, cfg, empty_model(folder, cfg), [], device)
     tensors = {
-        name: module.weight.detach().to(dtype_of(cfg)) for name, module in model_parts(model).modules.items()
+        name: module.weight.detach().to(device, dtype_of(cfg))
+        for name, module in model_parts(model).modules.items()
     }
     if tensors["head"].data_ptr() == tensors["embedding"].data_ptr():
         tensors["head"] = tensors[
@@ -80,7 +82,9 @@ def check_same(target: Any, tensors: TargetTensors) -> None:
             )
 
 
-def _partial_model(folder: Path, cfg: TargetConfig, whole: Any, layers: list[int]) -> Any:
+def _partial_model(
+    folder: Path, cfg: TargetConfig, whole: Any, layers: list[int], device: str = "cpu"
+) -> Any:
     """The model of ``folder``, loaded with only embedding, head, final norm and the decoder ``layers``.
 
     ``whole`` is its empty model. Most quantised models do not quantise embedding and head, so these are first read
@@ -90,7 +94,7 @@ def _partial_model(folder: Path, cfg: TargetConfig, whole: Any, layers: list[int
     names = [name for name, module in whole.named_modules() if module in wanted]
     config = copy.deepcopy(whole.config)
     quantization = config.__dict__.pop("quantization_config", None)
-    model, faults = _load_kept(folder, cfg, type(whole), config, names)
+    model, faults = _load_kept(folder, cfg, type(whole), config, names, device)
     if faults and quantization is not None:
         config.quantization_config = {**quantization, "dequantize": True}
         model, faults = _load_kept(folder, cfg, type(whole), config, names)
@@ -105,7 +109,7 @@ def _partial_model(folder: Path, cfg: TargetConfig, whole: Any, layers: list[int
 
 
 def _load_kept(
-    folder: Path, cfg: TargetConfig, kind: Any, config: Any, names: list[str]
+    folder: Path, cfg: TargetConfig, kind: Any, config: Any, names: list[str], device: str = "cpu"
 ) -> tuple[Any, list[str]]:
     """A model of class ``kind`` with only the modules ``names``, and the names of its tensors that were not read.
 
@@ -120,7 +124,11 @@ def _load_kept(
     part: Any = type(kind.__name__, (kind,), {"__init__": initialise, "__module__": kind.__module__})
     with model_errors(folder, cfg), quiet_transformers():
         model, found = part.from_pretrained(
-            folder, config=config, dtype=dtype_of(cfg), output_loading_info=True
+            folder,
+            config=config,
+            dtype=dtype_of(cfg),
+            output_loading_info=True,
+            device_map=None if device == "cpu" else device,
         )
     starts = tuple(f"{name}." for name in names)
     foreign = [key for key in found["unexpected_keys"] if key.startswith(starts)]

@@ -62,23 +62,35 @@ class AnswersJob:
         return {f"{i // step:05d}": self.asked[i : i + step] for i in range(0, len(self.asked), step)}
 
 
-def prepare(config: Config) -> AnswersJob:
-    """Check the config, read the prompts and identify the target; raises ``ConfigError`` naming the key."""
+def prepare(config: Config, prompts: TrainingPrompts | None = None) -> AnswersJob:
+    """Check the config, read the prompts (unless they are given) and identify the target.
+
+    Raises ``ConfigError`` naming the key.
+    """
     given = config.answers.source == "given"
+    folder, tokenizer, rows = answering_target(config)
+    prompts = prompts or load_prompts(config.data, given, control_tokens(tokenizer))
+    asked, settings = to_answer(prompts), None if given else _settings(config, folder)
+    made_of = _fingerprint(config, folder, prompts, settings)
+    return AnswersJob(config, folder, tokenizer, prompts, asked, settings, made_of, rows)
+
+
+def answering_target(config: Config) -> tuple[Path, Any, int]:
+    """The target's folder, tokenizer and embedding rows; ``ConfigError`` for a model that cannot be a target."""
     folder = locate(config.target)
-    model = empty_model(folder, config.target)  # a model that cannot be a target is refused before any answer
+    model = empty_model(folder, config.target)
     tokenizer = load_tokenizer(folder, config.target)
     if not tokenizer.chat_template:
         raise ConfigError(f"target.path={folder}: its tokenizer has no chat template (chat_template.jinja)")
-    prompts = load_prompts(config.data, given, control_tokens(tokenizer))
+    return folder, tokenizer, len(model.get_input_embeddings().weight)
+
+
+def to_answer(prompts: TrainingPrompts) -> list[TrainingPrompt]:
+    """The prompts that are answered: all but a benchmark's. ``ConfigError`` with the rejections if there is none."""
     asked = prompts.of("train", "heldout")
     if not asked:
         raise ConfigError(f"data: no prompt to answer; read {prompts.read}, rejected {prompts.rejected}")
-    settings = None if given else _settings(config, folder)
-    return AnswersJob(
-        config, folder, tokenizer, prompts, asked, settings, _fingerprint(config, folder, prompts, settings),
-        len(model.get_input_embeddings().weight),
-    )  # fmt: skip
+    return asked
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pipeline.prompts.template import TemplateRefusal
 from pipeline.prompts.training import TrainingPrompt
 from pipeline.ranks import is_main, world_size
 from pipeline.target.files import device_of, read_config
-from stages.cache.answers_job import AnswersJob, talk_of
+from stages.cache.answers_job import NO_EMBEDDING, AnswersJob, talk_of
 from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
 
 PLAN_SAMPLE = 500  # prompts whose tokens are counted for a plan
@@ -93,6 +94,45 @@ def _sample_lengths(job: AnswersJob, prompt: TrainingPrompt) -> tuple[list[int],
         most.append(min(longest, asked))
     first = _first_prompt_tokens(job, prompt)
     return ([first + 1] if 0 < first < longest else []), most
+
+
+def rendered(job: AnswersJob, prompts: int = 100) -> tuple[list[list[int]], Counter[str]]:
+    """Tokens of what a sample of at most ``prompts`` of the prompts renders to, and why the others are not usable.
+
+    Of given answers it is (prompt, prompt and answer) for each turn, of others (first prompt, at most).
+    """
+    lengths: list[list[int]] = []
+    reasons: Counter[str] = Counter()
+    for prompt in _spread(job.asked, prompts):
+        found = _rendered(job, prompt)
+        if isinstance(found, Rejection):
+            reasons[found.reason] += 1
+        else:
+            lengths.append(found)
+    return lengths, reasons
+
+
+def _rendered(job: AnswersJob, prompt: TrainingPrompt) -> list[int] | Rejection:
+    """[tokens of the first prompt, tokens of the longest sample at most] of ``prompt``, or why it is rejected."""
+    longest = job.config.capture.max_length
+    if job.settings is None:
+        given = job.given(prompt)
+        if isinstance(given, Rejection):
+            return given
+        ids = [[*row.prompt_ids, *row.answer_ids] for row in given]
+        first, most = min(len(row.prompt_ids) for row in given), max(map(len, ids))
+    else:
+        talk = talk_of(prompt)
+        try:
+            ids = [job.render(prompt, talk.history + talk.questions[:1])]
+        except TemplateRefusal as error:
+            return Rejection(error.reason)
+        first, most = len(ids[0]), len(ids[0]) + job.settings.max_new_tokens
+    if not all(map(job.embeds, ids)):
+        return Rejection(NO_EMBEDDING)
+    if first >= longest:
+        return Rejection(f"prompt_beyond_capture.max_length={longest}")
+    return [first, min(longest, most)]
 
 
 def show_plan(job: AnswersJob, forecast: Forecast, root: Path) -> None:

@@ -61,20 +61,24 @@ class Converter:
 
 
 def script_at(given: str) -> Path:
-    """The converter that ``export.converter`` names: the script itself, or a checkout of llama.cpp that has it."""
+    """The converter that ``export.converter`` names: the script itself, or a checkout of llama.cpp that has it.
+
+    Raises ``ExportError`` where there is none.
+    """
     path = Path(given).expanduser()
-    return path / SCRIPT if path.is_dir() else path
+    script = path / SCRIPT if path.is_dir() else path
+    if not script.is_file():
+        raise ExportError(
+            f"export.converter={script}: expected llama.cpp's {SCRIPT}, or its checkout; found no such file"
+        )
+    return script
 
 
 def convert(converter: Converter, folder: Path, name: str, target: Path) -> None:
     """Write draft.gguf (of the draft ``name`` in ``folder``) and target.gguf (of ``target``) into ``folder``.
 
-    Raises ``ExportError`` with the converter's last lines where it fails, or where there is none.
+    Raises ``ExportError`` with the converter's last lines where it fails.
     """
-    if not converter.script.is_file():
-        raise ExportError(
-            f"export.converter={converter.script}: expected llama.cpp's {SCRIPT}, or its checkout; found no such file"
-        )
     # Without a name the file would be called after the working folder.
     own = [str(folder), "--target-model-dir", str(target), "--model-name", name]
     _run(converter, own, folder / DRAFT_GGUF)

@@ -36,7 +36,7 @@ from data_specs.study import (
     write_rows,
 )
 from pipeline import console
-from pipeline.config import Config, section
+from pipeline.config import Config, StudyConfig, section
 from pipeline.decoding.job import EvaluationJob, make_job
 from pipeline.decoding.steps import Step, Times
 from pipeline.drafts.folders.checkpoint import read_config
@@ -120,15 +120,21 @@ def make_plan(config: Config, draft: Artifact | Path) -> StudyPlan:
         console.say(f"study: without {', '.join(confident)}: the draft has no confidence head")
         chosen, confident = [arm for arm in chosen if arm.name not in CONFIDENT], []
     temperatures = temperatures_of(config, job, drafts) if confident else None
-    tables = [sps.read_table(sps.locate(name)) for name in study.sps] if study.simulate else []
-    for table in tables:
-        most = max(study.simulated_concurrencies)
-        table.check_covers(max(most * (drafts + 1), study.simulated_prefill_tokens), most)
+    tables = read_tables(study, drafts)
     told = {name: value for name, value in section(study).items() if name not in SIMULATED}
     measured = fingerprint(SCHEMA_VERSION, job.fingerprint, told, temperatures)
     simulated = {name: getattr(study, name) for name in SIMULATED}
     whole = fingerprint(measured, simulated, [asdict(table) for table in tables])
     return StudyPlan(job, chosen, points(study, chosen), drafts, temperatures, tables, measured, whole)
+
+
+def read_tables(study: StudyConfig, drafts: int) -> list[SpsTable]:
+    """The tables that are simulated with; ``UserError`` for one that is absent or too short for G = ``drafts``."""
+    tables = [sps.read_table(sps.locate(name)) for name in study.sps] if study.simulate else []
+    for table in tables:
+        most = max(study.simulated_concurrencies)
+        table.check_covers(max(most * (drafts + 1), study.simulated_prefill_tokens), most)
+    return tables
 
 
 def _study(config: Config, store: Store, plan: StudyPlan) -> Artifact:

@@ -114,14 +114,8 @@ class Setup:
         source = self.config.drafter.init.draft
         if source is None:
             return {}
-        theirs, cached = checkpoint.read_config(Path(source)), self.samples.reader.spec.taps
-        wanted = {
-            "target_layer_ids": [cached[i] for i in self.taps],
-            "sample_from_anchor": self.config.drafter.sample_from_anchor,
-        }
-        for name, value in wanted.items():
-            if (got := getattr(theirs, name)) != value:
-                raise ConfigError(f"drafter.init.draft={source}: {name}: expected {value}, got {got}")
+        cached = self.samples.reader.spec.taps
+        check_start(Path(source), [cached[i] for i in self.taps], self.config.drafter.sample_from_anchor)
         return checkpoint.read_tensors(Path(source))
 
     def _vocabulary(self) -> torch.Tensor | None:
@@ -203,6 +197,19 @@ class Setup:
                 "the mask must be a token that no text contains"
             )
         return int(number)
+
+
+def check_start(folder: Path, taps: list[int], sample_from_anchor: bool) -> None:
+    """Raise ``ConfigError`` with the field in which the draft in ``folder`` means something else by its tensors."""
+    theirs = checkpoint.read_config(folder)
+    for name, value in {"target_layer_ids": taps, "sample_from_anchor": sample_from_anchor}.items():
+        if (got := getattr(theirs, name)) != value:
+            raise ConfigError(f"drafter.init.draft={folder}: {name}: expected {value}, got {got}")
+
+
+def checkpoint_bytes(trainable: int, stage: int) -> int:
+    """Bytes of one checkpoint: the parameter and Adam's two moments; from stage 1 on also ZeRO's own fp32 copy."""
+    return 4 * (3 if stage == 0 else 4) * trainable
 
 
 def with_start(config: Config, store: Store) -> Config:
@@ -287,7 +294,6 @@ def show_plan(setup: Setup) -> None:
     tokens = int(setup.samples.lengths.sum())
     count = max(ranks.world_size(), ranks.wanted(setup.config.ranks))  # a plan is made in one process
     sharing = dataclasses.replace(setup.sharing, world_size=count)
-    copies = 3 if stage == 0 else 4  # the parameter, Adam's two moments; ZeRO's own fp32 copy
     seconds = setup.steps * step_flops(setup) / (USED_SHARE * matmul_rate(train.dtype) * count)
     seen = setup.steps * setup.sharing.global_batch
     show_size(setup)
@@ -302,7 +308,7 @@ def show_plan(setup: Setup) -> None:
             ("epochs", f"{seen / len(setup.samples.numbers):.2f}"),
             ("tokens in all", f"{int(tokens * seen / len(setup.samples.numbers)):,}"),
             ("ranks x passes x sequences a pass", _product(sharing)),
-            ("one checkpoint", console.size(4 * copies * setup.trainable)),
+            ("one checkpoint", console.size(checkpoint_bytes(setup.trainable, stage))),
             ("checkpoints kept", f"{max(1, train.keep_checkpoints)}"),
             ("free disk", console.size(shutil.disk_usage(setup.cache.path).free)),
             (

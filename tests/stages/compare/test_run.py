@@ -10,8 +10,10 @@ from omegaconf import OmegaConf
 from data_specs.manifest import read_json
 from pipeline import __main__ as entry
 from pipeline.config import CompareConfig, Config, ConfigError, EvaluateConfig, FigureConfig, StageConfig
+from pipeline.preflight import Ahead
 from pipeline.store import listing
 from pipeline.store.artifacts import Artifact, Store
+from stages import preflight
 from stages.compare.report import MARKDOWN, RESULT
 from stages.compare.variants import lay_out
 from stages.evaluate import run as evaluate
@@ -157,17 +159,17 @@ def tree_nodes(tree):
         yield from tree_nodes(child)
 
 
-def test_what_is_wrong_with_a_variant_is_said_before_the_cache_is_made(
+def test_what_is_wrong_with_a_variant_is_said_before_the_cache_is_looked_at(
     tiny_comparison: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
-        raise ConfigError("compare: variant flat")
+    def refuse(task: tuple[str, ...]) -> None:
+        raise ConfigError(f"compare: variant {task[0]}")
 
-    monkeypatch.setattr(entry, "_layout", refuse)
-    monkeypatch.setitem(entry.STEPS, "cache", lambda *_: pytest.fail("the cache was made first"))
+    monkeypatch.setattr(preflight, "composed_variants", refuse)
+    monkeypatch.setattr(preflight, "checks_of", lambda *_: pytest.fail("the cache was looked at first"))
     tiny_comparison.config.stage = StageConfig("compare", ["cache", "compare"])
     with pytest.raises(ConfigError, match="compare: variant flat"):
-        entry.run(tiny_comparison.config)
+        preflight.of_steps(Ahead(tiny_comparison.config), ("flat",))
 
 
 def test_plan_counts_runs_and_makes_nothing(tiny_comparison: Comparison, capsys) -> None:

@@ -1,0 +1,59 @@
+"""The draft that a run will train, known before there is a cache: its config and its sizes without its numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from pipeline.config import Config, ConfigError, InitConfig
+from pipeline.drafts.backbone import Backbone
+from pipeline.drafts.model import Model
+from pipeline.drafts.registry import ALGORITHMS, Start, build, chosen_taps
+from pipeline.drafts.starts.mask_token import choose
+from pipeline.preflight import Ahead, LaterError
+from pipeline.states.reader import CacheReader
+from pipeline.store.artifacts import ArtifactError
+from pipeline.target.files import load_tokenizer, resolve_taps
+from pipeline.target.tensors import load_tensors
+
+
+def planned_draft(ahead: Ahead) -> Model:
+    """The draft on the meta device. Its taps are those of the cache that it is trained on, if that is there.
+
+    Raises ``UserError`` for a target whose tensors cannot be read, a family or algorithm that cannot draft for it,
+    taps, a mask token or a vocabulary that it does not have.
+    """
+    config = ahead.config
+    drafter, tensors = config.drafter, load_tensors(config.target, "meta")
+    rows = len(tensors.embedding)
+    try:
+        taps = CacheReader(ahead.cache().path).spec.taps
+    except (LaterError, ArtifactError):
+        taps = resolve_taps(config.target, tensors.config.num_hidden_layers)
+    size = drafter.vocab_size
+    if size is not None and size >= rows:
+        raise ConfigError(f"drafter.vocab_size={size}: expected less than the target's {rows} rows")
+    if config.train.compile and not issubclass(ALGORITHMS[drafter.algorithm], Backbone):
+        raise ConfigError(
+            f"train.compile: drafter.algorithm={drafter.algorithm} makes no pass that can be compiled"
+        )
+    # What a draft starts from changes its numbers, not its sizes.
+    plain = dataclasses.replace(drafter, init=InitConfig())
+    start = Start(ids=None if size is None else torch.arange(size, device="meta"))
+    chosen = [taps[i] for i in chosen_taps(drafter, taps)]
+    with torch.device("meta"):
+        return build(plain, tensors, chosen, _mask_token(config, tensors.folder, rows), start)
+
+
+def _mask_token(config: Config, folder: Path, rows: int) -> int | None:
+    """The mask token, as far as it is known without a cache."""
+    number = config.target.mask_token_id
+    if not issubclass(ALGORITHMS[config.drafter.algorithm], Backbone):
+        return None
+    if number is None:
+        return choose(load_tokenizer(folder, config.target), rows)
+    if number >= rows:
+        raise ConfigError(f"target.mask_token_id={number}: expected an embedding row, 0 to {rows - 1}")
+    return number

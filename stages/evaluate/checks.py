@@ -1,0 +1,53 @@
+"""What stage=evaluate can know before it begins: its benchmarks, its draft, prompts for the calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from data_specs.calibration import CALIBRATION
+from pipeline.decoding.job import KIND, EvaluationJob, benchmark_checks, check_fit, make_job
+from pipeline.preflight import Ahead, Check, checked, problems
+from pipeline.prompts.heldout import heldout_prompts
+from pipeline.prompts.template import reads_tools
+from pipeline.target.files import load_tokenizer
+from pipeline.target.location import locate
+from pipeline.target.tensors import load_tensors
+
+
+def checks(ahead: Ahead) -> list[Check]:
+    """All that the evaluation of ``ahead`` will need; nothing of it where that evaluation is there already."""
+    jobs: list[EvaluationJob] = []
+
+    def draft() -> str:
+        jobs.append(make_job(ahead.config, ahead.draft()))
+        check_fit(jobs[0].draft, load_tensors(ahead.config.target, "meta"))
+        return str(jobs[0].draft)
+
+    found = [checked("draft to evaluate", draft)]
+    there = ahead.store.find(KIND, jobs[0].fingerprint) if jobs else None
+    if there is not None:
+        return [*found, Check("evaluation", "ok", f"is already there: {there.reference}")]
+    reported: set[str] = set()
+    found += benchmark_checks(ahead.config, reported)
+    if problems(found):
+        return [*found, Check("calibration", "not checked", "that needs the draft and the benchmarks")]
+    return [*found, checked("calibration", lambda: calibration(ahead, jobs[0] if jobs else None, reported))]
+
+
+def calibration(ahead: Ahead, job: EvaluationJob | None, reported: Collection[str]) -> str:
+    """What it will be fitted on; ``ConfigError`` where no held-out prompt is left beside those ``reported``.
+
+    ``job``: None where the draft is still to come, whose confidence head then stands in the config.
+    """
+    config = ahead.config
+    if job is None:
+        is_wanted = config.drafter.confidence_head and config.evaluate.calibrate is not False
+    else:
+        is_wanted = job.calibration is not None
+    if not is_wanted:
+        return "none is wanted"
+    if job is not None and (job.draft / CALIBRATION).is_file():
+        return f"{job.draft / CALIBRATION} is there"
+    with_tools = reads_tools(load_tokenizer(locate(config.target), config.target))
+    prompts = heldout_prompts(config.data, config.evaluate.calibration_prompts, reported, with_tools)
+    return f"{len(prompts)} held-out prompts of {config.data.name}"

@@ -1,0 +1,119 @@
+"""What all steps of a run, all variants of a comparison and all jobs of a sweep will ask, gathered before the first."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from data_specs.errors import UserError
+from data_specs.manifest import fingerprint
+from pipeline import console
+from pipeline.config import Config, explained, resolve, section
+from pipeline.preflight import Ahead, Check, problems, refuse, room
+from stages.compare.variants import composed_variants
+
+CHECKED = ("cache", "train", "evaluate", "served", "study", "export")  # have a module checks.py
+
+
+def of_steps(ahead: Ahead, task: tuple[str, ...]) -> dict[str, list[Check]]:
+    """What each step of ``ahead.config`` will ask, by step; ``task`` are the overrides that compose the config.
+
+    A draft that is to be trained is also held against the limits of a format that was asked for by name.
+    """
+    config, found = ahead.config, {}
+    if "compare" in config.stage.steps:
+        composed_variants(task)  # a variant that cannot be is said first
+    named = any(item.startswith(("export=", "export.formats=")) for item in task)
+    exported = ["export"] * (named and "train" in config.stage.steps and "export" not in config.stage.steps)
+    for step in [*config.stage.steps, *exported]:
+        found[step] = checks_of(step, ahead, task)
+        ahead = ahead.after(step)
+    listed = [check for checks in found.values() for check in checks]
+    if any(check.least_bytes for check in listed):
+        found["disk"] = [room(listed, ahead.store.root)]
+    return found
+
+
+def checks_of(step: str, ahead: Ahead, task: tuple[str, ...]) -> list[Check]:
+    """What ``step`` will ask; steps that are done at once ask nothing before."""
+    if step == "compare":
+        return checks_of_variants(ahead, task)
+    if step == "evaluate" and ahead.config.engine is not None:
+        step = "served"
+    if step not in CHECKED:
+        return []
+    found: list[Check] = importlib.import_module(f"stages.{step}.checks").checks(ahead)
+    return found
+
+
+def checks_of_variants(ahead: Ahead, task: tuple[str, ...]) -> list[Check]:
+    """What training and evaluating each variant of a comparison will ask; the same is asked once."""
+    found, asked = [], set()
+    for name, variant in composed_variants(task).variants.items():
+        each = replace(ahead, config=variant.config)
+        own = checks_of("train", each, task)
+        question = fingerprint(section(variant.config.evaluate), variant.config.drafter.confidence_head)
+        if question not in asked:
+            own += checks_of("evaluate", each.after("train"), task)
+        asked.add(question)
+        found += [replace(check, name=f"{name}: {check.name}") for check in own]
+    return found
+
+
+def check_sweep(jobs: list[list[str]]) -> None:
+    """Raise ``PreflightError`` with the problems of all ``jobs`` of a sweep, which are lists of overrides."""
+    told: dict[Check, list[str]] = {}
+    ahead: frozenset[tuple[str, str]] = frozenset()
+    for number, task in enumerate(jobs):
+        try:
+            config = resolve(hydra.compose("config", task))
+            if config.plan:
+                return
+            checks = of_steps(Ahead(config, ahead), tuple(task)).values()
+            for step in config.stage.steps:
+                ahead = Ahead(config, ahead).after(step).coming
+            found = problems([check for listed in checks for check in listed])
+        except (UserError, HydraException, OmegaConfBaseException) as error:
+            found = [Check("config", "problem", explained(error, Config))]
+        for check in found:
+            told.setdefault(check, []).append(f"{number}")
+    refuse([replace(check, name=f"job {', '.join(of)}: {check.name}") for check, of in told.items()])
+
+
+class SweepCallback(Callback):
+    """Checks all jobs of a sweep before Hydra runs the first (conf/config.yaml)."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Compose and check every combination. Hydra would only warn of an exception, so that the program ends here."""
+        given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+        try:
+            check_sweep(combinations([*given, *config.hydra.overrides.task]))
+        except UserError as error:
+            console.fail(error)
+
+
+def combinations(arguments: list[str]) -> list[list[str]]:
+    """The overrides of every job of a sweep over ``arguments``, in Hydra's order."""
+    loader = GlobalHydra.instance().config_loader()
+    choices = {
+        override.get_key_element(): [
+            f"{override.get_key_element()}={value}"
+            for value in (
+                override.sweep_string_iterator()
+                if override.is_sweep_override()
+                else [override.get_value_element_as_str()]
+            )
+        ]
+        for override in OverridesParser.create(config_loader=loader).parse_overrides(arguments)
+    }
+    return [list(job) for job in itertools.product(*choices.values())]

@@ -1,0 +1,20 @@
+"""What an evaluation of a running server can know before it begins: the servers, their target, the benchmarks."""
+
+from __future__ import annotations
+
+from pipeline.decoding.job import benchmark_checks, sampler_of
+from pipeline.preflight import Ahead, Check, checked
+from stages.served.run import connect
+
+
+def checks(ahead: Ahead) -> list[Check]:
+    """All that the evaluation of ``server`` will need."""
+    config = ahead.config
+
+    def servers() -> str:
+        return ", ".join(known.model for known in connect(config, sampler_of(config.evaluate))[1])
+
+    found = [checked("servers", servers), *benchmark_checks(config, set())]
+    if config.draft is not None:
+        found.insert(1, checked("draft that is served", lambda: str(ahead.draft())))
+    return found
