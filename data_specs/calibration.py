@@ -17,6 +17,8 @@ from typing import Any
 from data_specs.draft import CONFIG
 from data_specs.errors import UserError
 from data_specs.manifest import fingerprint, folder_records, read_json, write_json
+from data_specs.results.records import parse
+from data_specs.results.summary import PositionQuality
 
 CALIBRATION = "calibration.json"
 SCHEMA_VERSION = 1
@@ -49,8 +51,8 @@ class Calibration:
     keys: list[str]  # of those prompts (pipeline.prompts.rows.prompt_key): none of them may be reported on
     rounds: int
     temperatures: list[float]  # [G]
-    before: list[dict[str, Any]]
-    after: list[dict[str, Any]]
+    before: list[PositionQuality]
+    after: list[PositionQuality]
 
     @property
     def prompts(self) -> int:
@@ -89,7 +91,7 @@ def read_calibration(folder: Path, draft: str, drafts: int) -> Calibration:
     if set(values) != names | {"schema_version", "prompts"}:
         raise CalibrationFileError(f"{path}: expected the fields {sorted(names)}, got {sorted(values)}")
     _check(path, values, draft, drafts)
-    return Calibration(**{name: values[name] for name in names})
+    return parse({name: values[name] for name in names}, Calibration, path)
 
 
 def check_use(

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_specs.evaluation import DRAFT, PLAIN
+from data_specs.results.summary import Figure, Metrics
 
 LEVEL = (2.5, 97.5)  # percentiles
 CONTEXT_EDGES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -91,9 +92,23 @@ def by_context(rounds: pa.Table, positions: int, resamples: int) -> list[tuple[i
     return found
 
 
-def summary(metrics: dict[str, Array]) -> dict[str, Any]:
-    """Every metric as ``{"value", "interval"}`` (lists of them by position); None where it cannot be told."""
-    return {name: _described(values) for name, values in metrics.items()}
+def summary(metrics: dict[str, Array]) -> Metrics:
+    """Every metric as a figure, or by position as a list of figures."""
+    told: dict[str, Any] = {
+        name: [estimate(values[:, k]) for k in range(values.shape[1])]
+        if values.ndim == 2
+        else estimate(values)
+        for name, values in metrics.items()
+    }
+    return Metrics(**told)
+
+
+def estimate(values: Array) -> Figure:
+    """Value and 95 % interval of ``values`` [1+R]; None where it cannot be told (no interval without resamples)."""
+    resampled = values[1:][~np.isnan(values[1:])]
+    low, high = (float(x) for x in np.percentile(resampled, LEVEL)) if len(resampled) else (0.0, 0.0)
+    interval = (low, high) if len(resampled) else None
+    return Figure(None if np.isnan(values[0]) else float(values[0]), interval)
 
 
 def prompt_sums(rounds: pa.Table, positions: int) -> Sums:
@@ -185,15 +200,6 @@ def _mean(values: Array) -> Array:
     """Mean over the first axis of what is not NaN; NaN where nothing is left."""
     known = ~np.isnan(values)
     return _ratio(np.where(known, values, 0).sum(0), known.sum(0))
-
-
-def _described(values: Array) -> Any:
-    """``values`` [1+R] or [1+R, K] as value and interval (None without resamples)."""
-    if values.ndim == 2:
-        return [_described(values[:, k]) for k in range(values.shape[1])]
-    resampled = values[1:][~np.isnan(values[1:])]
-    interval = [float(x) for x in np.percentile(resampled, LEVEL)] if len(resampled) else None
-    return {"value": None if np.isnan(values[0]) else float(values[0]), "interval": interval}
 
 
 def _mask(rounds: pa.Table, mode: str) -> Array:

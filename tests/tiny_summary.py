@@ -1,5 +1,11 @@
 """Small contents of summary.json, study.json and comparison.json with unusual numbers, for the tests of the pages."""
 
+from pathlib import Path
+
+from data_specs.results.comparison import ComparisonResult
+from data_specs.results.records import parse
+from data_specs.results.study import StudyResult
+from data_specs.results.summary import Profile, ServedSummary, Summary
 from pipeline.report.evaluation import Evaluation
 from pipeline.store.lineage import Ancestor
 
@@ -12,7 +18,37 @@ ANCESTORS = (
 
 def evaluation(summary, label="tiny_dspark:v0"):
     """What the pages are told of an evaluation with this summary."""
-    return Evaluation(label, summary, CREATED, {"torch": "2.13.0"}, "f00dcafe12345678", "e" * 64, ANCESTORS)
+    return Evaluation(
+        label, record(summary), CREATED, {"torch": "2.13.0"}, "f00dcafe12345678", "e" * 64, ANCESTORS
+    )
+
+
+def record(values):
+    """The summary whose summary.json holds ``values``."""
+    return parse(values, ServedSummary if "served" in values else Summary, Path("summary.json"))
+
+
+def study_record(values=None):
+    return parse(study() if values is None else values, StudyResult, Path("study.json"))
+
+
+def comparison_record(values=None):
+    return parse(comparison() if values is None else values, ComparisonResult, Path("comparison.json"))
+
+
+def profile_record(contexts, **facts):
+    """A profile of (context, points, fit): points are (tokens, seconds)."""
+    values = profile() | facts
+    values["contexts"] = [
+        {
+            "context": context,
+            "points": [{"tokens": n, "seconds": s, "interval": [s, s]} for n, s in points],
+            "fit": fit,
+            "draft": [{"requests": 1, "seconds": 0.25, "interval": [0.2, 0.3]}],
+        }
+        for context, points, fit in contexts
+    ]
+    return parse(values, Profile, Path("profile.json"))
 
 
 def told(value, spread=0.1):

@@ -1,4 +1,4 @@
-"""Recorded rounds as arrays: how sure the draft was of each token, and what held; the quality of that, as JSON values.
+"""Recorded rounds as arrays: how sure the draft was of each token, and what held; the quality of that.
 
 Shapes: N rounds >= 1 of the answers made with the draft, G drafts a block.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_specs.evaluation import DRAFT, EvaluationError
+from data_specs.results.summary import PositionQuality
 from pipeline.confidence.temperatures import BINS, Quality, quality, scaled
 
 Array = np.ndarray
@@ -54,7 +54,7 @@ def observe(rounds: pa.Table, drafts: int) -> Observed:
     return Observed(names.to_numpy(zero_copy_only=False).astype(str), confidences, **numbers)
 
 
-def compare(observed: Observed, temperatures: Sequence[float]) -> dict[str, list[dict[str, Any]]]:
+def compare(observed: Observed, temperatures: Sequence[float]) -> dict[str, list[PositionQuality]]:
     """``before`` and ``after``: quality of the cumulative product by position, without and with temperatures [G].
 
     Positions that no round reached have 0 rounds, and errors of 0 that say nothing.
@@ -93,23 +93,22 @@ def _place(table: pa.Table, row: int) -> str:
     return f"benchmark {found['benchmark']}, prompt {found['prompt']}, turn {found['turn']}, round {found['round']}"
 
 
-def _nothing() -> dict[str, Any]:
-    bins: dict[str, Any] = {"predicted": [None] * BINS, "observed": [None] * BINS, "counts": [0] * BINS}
-    return {"rounds": 0, "ece": 0.0, "brier": 0.0, "auc": None} | bins
+def _nothing() -> PositionQuality:
+    return PositionQuality(0, 0.0, 0.0, None, [None] * BINS, [None] * BINS, [0] * BINS)
 
 
-def _described(found: Quality) -> dict[str, Any]:
-    """JSON values of one position: None where a bin is empty."""
+def _described(found: Quality) -> PositionQuality:
+    """The record of one position: None where a bin is empty."""
 
     def known(values: Array) -> list[float | None]:
         return [None if np.isnan(value) else float(value) for value in values]
 
-    return {
-        "rounds": found.rounds,
-        "ece": found.ece,
-        "brier": found.brier,
-        "auc": found.auc,
-        "predicted": known(found.predicted),
-        "observed": known(found.observed),
-        "counts": [int(n) for n in found.counts],
-    }
+    return PositionQuality(
+        rounds=found.rounds,
+        ece=found.ece,
+        brier=found.brier,
+        auc=found.auc,
+        predicted=known(found.predicted),
+        observed=known(found.observed),
+        counts=[int(n) for n in found.counts],
+    )

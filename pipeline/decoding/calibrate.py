@@ -19,6 +19,7 @@ from data_specs.calibration import (
 )
 from data_specs.evaluation import HELDOUT_ROUNDS, read_rounds
 from data_specs.manifest import MANIFEST, fingerprint, read_manifest
+from data_specs.results.summary import CalibrationEffect
 from pipeline import console
 from pipeline.confidence.rounds import compare, observe
 from pipeline.confidence.temperatures import fit
@@ -180,14 +181,16 @@ def _say(text: str) -> None:
         console.say(text)
 
 
-def summary(calibration: Calibration, rounds: pa.Table) -> dict[str, object]:
+def effect(calibration: Calibration, rounds: pa.Table) -> CalibrationEffect:
     """``calibration`` in summary.json: temperatures, and their effect on the reported ``rounds``."""
-    return {
-        "prompts": calibration.prompts,
-        "rounds": calibration.rounds,
-        "data": calibration.data,
-        "temperatures": calibration.temperatures,
-    } | compare(observe(rounds, len(calibration.temperatures)), calibration.temperatures)
+    temperatures = calibration.temperatures
+    return CalibrationEffect(
+        prompts=calibration.prompts,
+        rounds=calibration.rounds,
+        data=calibration.data,
+        temperatures=temperatures,
+        **compare(observe(rounds, len(temperatures)), temperatures),
+    )
 
 
 def calibrated(speaker: Speaker, calibration: Calibration) -> Speaker:

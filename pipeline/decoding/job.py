@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from data_specs.calibration import draft_contents
 from data_specs.evaluation import SCHEMA_VERSION
 from data_specs.manifest import MANIFEST, file_record, fingerprint, folder_records
+from data_specs.results.summary import AnySummary
 from pipeline.config import Config, ConfigError, EvaluateConfig, section
 from pipeline.decoding import calibrate
 from pipeline.decoding.sampling import Sampler
@@ -173,10 +174,14 @@ def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt
     }
 
 
-def counts_of(result: Mapping[str, Any]) -> dict[str, object]:
+def counts_of(result: AnySummary) -> dict[str, Any]:
     """The counts of the manifest: totals over all benchmarks, and the macro averages."""
-    benchmarks = result["benchmarks"].values()
+    benchmarks = result.benchmarks.values()
     names = ("prompts", "answers", "rounds", "tokens", "too_long")
-    counts: dict[str, object] = {name: sum(b["counts"].get(name, 0) for b in benchmarks) for name in names}
-    macro = result["macro"] or {}
-    return counts | {name: macro[name]["value"] for name in ("accepted_length", "speedup") if name in macro}
+    counts: dict[str, Any] = {name: sum(b.counts.get(name, 0) for b in benchmarks) for name in names}
+    if result.macro is None:
+        return counts
+    return counts | {
+        "accepted_length": result.macro.accepted_length.value,
+        "speedup": result.macro.speedup.value,
+    }

@@ -44,7 +44,7 @@ class Sampler:
         """Whether the mode is taken instead of a draw."""
         return self.temperature == 0
 
-    def effective(self) -> dict[str, float | int | None]:
+    def effective(self) -> dict[str, float | int | str | None]:
         """The parameters that act, for the record: at temperature 0 only the mode is left to choose."""
         return {"temperature": 0.0} if self.greedy else asdict(self)
 

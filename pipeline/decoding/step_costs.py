@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from data_specs.results.summary import CostCurve, DraftTime, Machine, Profile, VerifyTime
 from pipeline.decoding.sampling import Sampler
 from pipeline.decoding.scheduler import Array
 from pipeline.drafts.base import Draft
@@ -60,8 +61,8 @@ def measure(
     contexts: Sequence[int],
     repeats: int,
     advance: Callable[[], None],
-) -> dict[str, Any]:
-    """The profile as profile.json holds it (data_specs/evaluation.py); ``advance`` is called ``rounds_of`` times.
+) -> Profile:
+    """The profile as profile.json holds it; ``advance`` is called ``rounds_of`` times.
 
     ``most`` is Bmax, ``contexts`` (ascending) the positions before each request's tokens.
     """
@@ -69,9 +70,10 @@ def measure(
     requests = token_counts(len(split(most, block)))
     for context in contexts:
         taken, drafting = _seconds(target, draft, counts, requests, context, repeats, advance)
-        verify = {"points": _points("tokens", counts, taken), "fit": monotone(np.median(taken, 0).tolist())}
-        curves.append({"context": context, **verify, "draft": _points("requests", requests, drafting)})
-    return {"machine": machine(target), "block": block, "repeats": repeats, "contexts": curves}
+        points = [VerifyTime(*one) for one in _points(counts, taken)]
+        draft_times = [DraftTime(*one) for one in _points(requests, drafting)]
+        curves.append(CostCurve(context, points, monotone(np.median(taken, 0).tolist()), draft_times))
+    return Profile(machine(target), block, repeats, curves)
 
 
 def rounds_of(contexts: Sequence[int], repeats: int) -> int:
@@ -79,35 +81,35 @@ def rounds_of(contexts: Sequence[int], repeats: int) -> int:
     return len(contexts) * (repeats + WARM_UP)
 
 
-def table(profile: Mapping[str, Any], name: str, model: str) -> dict[str, object]:
+def table(profile: Profile, name: str, model: str) -> dict[str, Any]:
     """The profile as a table of data_specs/sps.py, which a simulation takes: seconds without context, and its price."""
-    first, last = profile["contexts"][0], profile["contexts"][-1]
-    counts = [point["tokens"] for point in first["points"]]
-    requests = np.array([len(split(count, profile["block"])) for count in counts])
-    further = np.array(last["fit"]) - np.array(first["fit"])
-    between = max(1, last["context"] - first["context"])
+    first, last = profile.contexts[0], profile.contexts[-1]
+    counts = [point.tokens for point in first.points]
+    requests = np.array([len(split(count, profile.block)) for count in counts])
+    further = np.array(last.fit) - np.array(first.fit)
+    between = max(1, last.context - first.context)
     position = max(0.0, float(np.median(further / (between * requests))))
-    bare = monotone((np.array(first["fit"]) - position * first["context"] * requests).tolist())
-    least = 0.1 * min(first["fit"])  # a slope that noise made must not leave a step that costs nothing
+    bare = monotone((np.array(first.fit) - position * first.context * requests).tolist())
+    least = 0.1 * min(first.fit)  # a slope that noise made must not leave a step that costs nothing
     rates = [{"tokens": n, "steps_per_second": 1 / max(s, least)} for n, s in zip(counts, bare, strict=True)]
-    draft = [{"requests": p["requests"], "seconds": p["seconds"]} for p in first["draft"]]
+    draft = [{"requests": time.requests, "seconds": time.seconds} for time in first.draft or []]
     return {
-        "name": name, "machine": profile["machine"]["device"], "model": model, "source": "measured",
-        "note": f"stage=evaluate evaluate.profile=true: medians of {profile['repeats']} repeats, monotone fit",
+        "name": name, "machine": profile.machine.device, "model": model, "source": "measured",
+        "note": f"stage=evaluate evaluate.profile=true: medians of {profile.repeats} repeats, monotone fit",
         "context": 0, "position_seconds": position, "points": rates, "draft": draft,
     }  # fmt: skip
 
 
-def machine(target: Target) -> dict[str, object]:
+def machine(target: Target) -> Machine:
     """What the profile holds for: a description of the hardware, no names of hosts or users."""
     cuda = target.device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(target.device) if cuda else _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "dtype": str(target.dtype).removeprefix("torch."),
-    }
+    return Machine(
+        device=torch.cuda.get_device_name(target.device) if cuda else _processor(),
+        cores=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        torch=str(torch.__version__),
+        dtype=str(target.dtype).removeprefix("torch."),
+    )
 
 
 def _processor() -> str:
@@ -178,10 +180,8 @@ def _observed(draft: Draft, target: Target, context: int) -> Any:
     return state
 
 
-def _points(unit: str, counts: Sequence[int], taken: Array) -> list[dict[str, object]]:
+def _points(counts: Sequence[int], taken: Array) -> list[tuple[int, float, tuple[float, float]]]:
+    """(count, median seconds, interval of the repeats) by count."""
     medians = np.median(taken, axis=0)
     low, high = np.percentile(taken, LEVEL, axis=0)
-    return [
-        {unit: count, "seconds": float(medians[i]), "interval": [float(low[i]), float(high[i])]}
-        for i, count in enumerate(counts)
-    ]
+    return [(count, float(medians[i]), (float(low[i]), float(high[i]))) for i, count in enumerate(counts)]

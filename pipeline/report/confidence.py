@@ -1,15 +1,10 @@
-"""Sections on the confidence head: calibration before and after, and the sweep of its threshold.
-
-``summary["calibration"]`` is None or has the prompts, rounds and data of the fit, the ``temperatures`` [G], and by
-position ``before`` and ``after`` on the benchmarks' rounds; ``summary["sweep"]`` is None or one row a threshold.
-Summaries made by earlier versions have neither.
-"""
+"""Sections on the confidence head: calibration before and after, and the sweep of its threshold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from data_specs.results.summary import CalibrationEffect, Figure, PositionQuality, SweepRow
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.model import (
     EVERYWHERE,
@@ -51,17 +46,17 @@ COLUMNS = (
 
 def calibration(evaluation: Evaluation) -> Section:
     """ECE, Brier score and AUC by position and reliability diagrams, before and after scaling (paper, Fig. 6)."""
-    found = evaluation.summary.get("calibration")
+    found = evaluation.summary.calibration
     if not found:
         text = "Not calibrated. evaluate.calibrate=true calibrates a draft that has a confidence head."
         return Section("calibration", CALIBRATION, [Note(text, absent=True)])
     fitted = (
-        f"Temperatures fitted on {found['rounds']:,} rounds of {found['prompts']:,} held-out prompts of "
-        f"{found['data']}, and judged here on the rounds of the benchmarks. A prediction is the product of the "
+        f"Temperatures fitted on {found.rounds:,} rounds of {found.prompts:,} held-out prompts of "
+        f"{found.data}, and judged here on the rounds of the benchmarks. A prediction is the product of the "
         "confidences up to its position. ECE: expected calibration error over 20 bins."
     )
     drawn = "Share accepted against predicted, by bins; larger signs hold more rounds. The diagonal is exact."
-    known = [k for k, quality in enumerate(found["before"]) if quality["rounds"]]
+    known = [k for k, quality in enumerate(found.before) if quality.rounds]
     charts = Drawings(
         [_reliability(k, found) for k in known], [(1, "before"), (0, "after")], "small", RELIABILITY_PLOT
     )
@@ -79,62 +74,62 @@ def errors(evaluations: Sequence[Evaluation], where: Sequence[str]) -> Table:
     longest, several = max(one.positions for one in evaluations), len(evaluations) > 1
     rows = []
     for one in evaluations:
-        if found := one.summary.get("calibration"):
+        if found := one.summary.calibration:
             name = [words(one.label)] * several
             for when in WHEN:
-                average = words(number({"value": mean_error(found, when)}, "{:.1%}"))
-                at = _errors(one.label if several else "", found[when], when, longest)
+                average = words(number(Figure(mean_error(found, when), None), "{:.1%}"))
+                at = _errors(one.label if several else "", getattr(found, when), when, longest)
                 rows.append([*name, words(when), average, *at])
     heads = [*["evaluation"] * several, "scaling", "mean", *(f"k = {k + 1}" for k in range(longest))]
     return Table("Expected calibration error by position (ECE)", heads, rows, names=1 + several, where=where)
 
 
-def in_a_line(found: dict[str, Any]) -> str:
+def in_a_line(found: CalibrationEffect) -> str:
     """The error before and after, on average and by position."""
     pairs = [
-        " -> ".join(number({"value": quality["ece"]}, "{:.1%}") for quality in pair)
-        for pair in zip(*(found[when] for when in WHEN), strict=True)
-        if pair[0]["rounds"]
+        " -> ".join(number(Figure(quality.ece, None), "{:.1%}") for quality in pair)
+        for pair in zip(found.before, found.after, strict=True)
+        if pair[0].rounds
     ]
-    means = " -> ".join(number({"value": mean_error(found, when)}, "{:.1%}") for when in WHEN)
+    means = " -> ".join(number(Figure(mean_error(found, when), None), "{:.1%}") for when in WHEN)
     return f"calibrated confidence: ECE {means} on average, by position {', '.join(pairs)}"
 
 
-def _errors(label: str, found: list[dict[str, Any]], when: str, longest: int) -> list[Cell]:
+def _errors(label: str, found: list[PositionQuality], when: str, longest: int) -> list[Cell]:
     at = [words(None)] * longest
     for k, quality in enumerate(found):
-        if quality["rounds"]:
+        if quality.rounds:
             (at[k],) = cells(f"calibration/{when}/{k}", quality, QUALITY[:1], label)
     return at
 
 
-def _quality_table(found: dict[str, Any]) -> Table:
+def _quality_table(found: CalibrationEffect) -> Table:
     both = [f"{name} {when}" for name in titles(QUALITY) for when in WHEN]
-    rows = [_quality_row(k, found) for k in range(len(found["temperatures"]))]
+    rows = [_quality_row(k, found) for k in range(len(found.temperatures))]
     return Table("Quality of the predictions by position", ("position", "rounds", "temperature", *both), rows)
 
 
-def _quality_row(k: int, found: dict[str, Any]) -> list[Cell]:
-    rounds = found["before"][k]["rounds"]
+def _quality_row(k: int, found: CalibrationEffect) -> list[Cell]:
+    rounds = found.before[k].rounds
     row = [words(k + 1), plain(f"calibration/before/{k}/rounds", rounds)]
-    row.append(plain(f"calibration/temperatures/{k}", found["temperatures"][k], "{:.2f}"))
+    row.append(plain(f"calibration/temperatures/{k}", found.temperatures[k], "{:.2f}"))
     if not rounds:  # an error of no rounds says nothing
         return row + [words(None)] * len(QUALITY) * len(WHEN)
-    both = [cells(f"calibration/{when}/{k}", found[when][k], QUALITY) for when in WHEN]
+    both = [cells(f"calibration/{when}/{k}", getattr(found, when)[k], QUALITY) for when in WHEN]
     return row + [cell for pair in zip(*both, strict=True) for cell in pair]
 
 
-def _reliability(k: int, found: dict[str, Any]) -> Drawing:
-    drawn = [_bins(when, style, found[when][k]) for when, style in (("before", 1), ("after", 0))]
+def _reliability(k: int, found: CalibrationEffect) -> Drawing:
+    drawn = [_bins(when, style, getattr(found, when)[k]) for when, style in (("before", 1), ("after", 0))]
     x, y = (Axis(label, (0.0, 0.5, 1.0)) for label in ("predicted", "observed"))
     return Lines(f"Position {k + 1}", drawn, x, y, diagonal=True, small=True)
 
 
-def _bins(label: str, style: int, quality: dict[str, Any]) -> Series:
+def _bins(label: str, style: int, quality: PositionQuality) -> Series:
     """A point for every bin that holds a round; its area grows with their number."""
-    most = max(*quality["counts"], 1)
+    most = max(*quality.counts, 1)
     points = []
-    for x, y, count in zip(quality["predicted"], quality["observed"], quality["counts"], strict=True):
+    for x, y, count in zip(quality.predicted, quality.observed, quality.counts, strict=True):
         if count and x is not None and y is not None:
             text = f"{label}: {x:.3f} predicted, {y:.3f} observed, {count} rounds"
             points.append(PlottedPoint(x, y, size=1.5 + 2.5 * (count / most) ** 0.5, text=text))
@@ -143,7 +138,7 @@ def _bins(label: str, style: int, quality: dict[str, Any]) -> Series:
 
 def sweep(evaluation: Evaluation) -> Section:
     """Accepted and rejected drafts a round and the acceptance rate by confidence threshold (paper, Fig. 5)."""
-    found = evaluation.summary.get("sweep")
+    found = evaluation.summary.sweep
     if not found:
         text = "No threshold sweep. evaluate.sweep=true makes it for a draft with a confidence head."
         return Section("sweep", SWEEP, [Note(text, absent=True)])
@@ -155,7 +150,7 @@ def sweep(evaluation: Evaluation) -> Section:
             "Acceptance rate", [_line(found, "acceptance_rate", 0)], places, shares("accepted of verified")
         ),
     ]
-    scale = "calibrated" if evaluation.summary.get("calibration") else "raw"
+    scale = "calibrated" if evaluation.summary.calibration else "raw"
     note = Note(
         f"Thresholds are on {scale} confidences. Answers that a threshold does not change are counted from the record; "
         "the others were decoded anew."
@@ -165,15 +160,15 @@ def sweep(evaluation: Evaluation) -> Section:
     return Section("sweep", SWEEP, [drawn, _sweep_table(found, scale), note])
 
 
-def _line(found: list[dict[str, Any]], key: str, style: int) -> Series:
+def _line(found: list[SweepRow], key: str, style: int) -> Series:
     label = key.replace("_", " ")
-    known = [(row["threshold"], row[key]) for row in found if row[key] is not None]
+    known = [(row.threshold, getattr(row, key)) for row in found if getattr(row, key) is not None]
     return Series(label, style, [PlottedPoint(x, y, text=f"{label} at {x:g}: {y:.3f}") for x, y in known])
 
 
-def _sweep_table(found: list[dict[str, Any]], scale: str) -> Table:
+def _sweep_table(found: list[SweepRow], scale: str) -> Table:
     rows = [
-        [words(f"{row['threshold']:.1f}"), *cells(f"sweep/{n}", row, COLUMNS)] for n, row in enumerate(found)
+        [words(f"{row.threshold:.1f}"), *cells(f"sweep/{n}", row, COLUMNS)] for n, row in enumerate(found)
     ]
     columns = ("threshold", *titles(COLUMNS))
     return Table(f"Thresholds on {scale} confidences", columns, rows, where=EVERYWHERE)

@@ -6,8 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from data_specs.results.summary import (
+    AnySummary,
+    CostCurve,
+    Facts,
+    Figure,
+    Metrics,
+    Profile,
+    VerifyTime,
+)  # fmt: skip
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.model import (
     EVERYWHERE,
@@ -87,15 +95,15 @@ POSITION_WORDS = (
     "accepted k - 1 drafts and proposed a k-th. Shaded: 95 % bootstrap interval over prompts."
 )
 PROFILE, PROFILE_PLOT = "Steps a second by tokens, SPS(B)", "sps.png"
-NamedMetrics = Sequence[tuple[str, dict[str, Any]]]  # label and metrics
-PathedMetrics = Sequence[tuple[str, str, dict[str, Any], str]]  # name, path in the JSON, metrics, evaluation
+NamedMetrics = Sequence[tuple[str, Metrics]]  # label and metrics
+PathedMetrics = Sequence[tuple[str, str, Metrics, str]]  # name, path in the JSON, metrics, evaluation
 
 
 def benchmarks(evaluation: Evaluation) -> Section:
     """The main table, and the two figures that matter most as drawings."""
-    found = [(name, name, evaluation.named.get(name)) for name in evaluation.summary["order"]]
-    if several := len(found) > 1 and evaluation.summary["macro"] is not None:
-        found.append((MACRO, "macro", evaluation.summary["macro"]))
+    found = [(name, name, evaluation.named.get(name)) for name in evaluation.summary.order]
+    if several := len(found) > 1 and evaluation.summary.macro is not None:
+        found.append((MACRO, "macro", evaluation.summary.macro))
     rows = [[words(title), *row(evaluation, key, metrics)] for title, key, metrics in found]
     strong = frozenset([len(rows) - 1] * several)
     columns = ("benchmark", "prompts", *titles(FIGURES))
@@ -113,9 +121,9 @@ def benchmarks(evaluation: Evaluation) -> Section:
     return Section("benchmarks", "Benchmarks", blocks)
 
 
-def row(one: Evaluation, key: str, metrics: dict[str, Any] | None, label: str = "") -> list[Cell]:
+def row(one: Evaluation, key: str, metrics: Metrics | None, label: str = "") -> list[Cell]:
     """Prompts and figures of a benchmark, or of their average (``key`` macro)."""
-    counts = {name: found["counts"]["prompts"] for name, found in one.summary["benchmarks"].items()}
+    counts = {name: found.counts["prompts"] for name, found in one.summary.benchmarks.items()}
     if key == "macro":
         prompts = words(f"{sum(counts.values()):,}")
     else:
@@ -128,51 +136,43 @@ def row(one: Evaluation, key: str, metrics: dict[str, Any] | None, label: str = 
 
 def trained(one: Evaluation) -> dict[str, int]:
     """Benchmark -> how many of its prompts the draft was trained on, of those where there are any."""
-    return {name: seen for name, seen in (one.summary["facts"].get("trained") or {}).items() if seen}
+    return {name: seen for name, seen in (one.summary.facts.trained or {}).items() if seen}
 
 
 def trained_notes(one: Evaluation) -> list[Note]:
     """A warning for every benchmark of ``trained``."""
-    selected = one.summary["facts"]["prompts"]
-    return [
-        Note(
-            f"{name}: {one.summary['facts']['draft']} was trained on {seen:,} of these {selected[name]:,} prompts. "
-            "On prompts that it has not seen it will accept less.",
-            warns=True,
-            where=EVERYWHERE,
-        )  # fmt: skip
-        for name, seen in trained(one).items()
-    ]
+    facts, notes = one.summary.facts, []
+    for name, seen in trained(one).items():
+        text = f"{name}: {facts.draft} was trained on {seen:,} of these {facts.prompts[name]:,} prompts. On prompts "
+        text += "that it has not seen it will accept less."
+        notes.append(Note(text, warns=True, where=EVERYWHERE))
+    return notes
 
 
 def _how(evaluation: Evaluation) -> str:
     """Sampler and settings in a line: the page has them all in a table of their own."""
-    facts = evaluation.summary["facts"]
-    threshold = f"threshold {facts['threshold']}"
-    if facts["threshold"] and evaluation.summary.get("calibration"):
+    facts = evaluation.own_facts
+    threshold = f"threshold {facts.threshold}"
+    if facts.threshold and evaluation.summary.calibration:
         threshold += " on calibrated confidences"
     batch = "one prompt at a time"
-    if (prompts := facts.get("batch", 1)) > 1:
+    if (prompts := facts.batch) > 1:
         batch = f"{prompts} prompts at a time (tokens/s are of all together)"
-    return f"{sampling(facts)}; {threshold}; {facts['device']}, {facts['dtype']}, {batch}"
+    return f"{sampling(facts)}; {threshold}; {facts.device}, {facts.dtype}, {batch}"
 
 
-def sampling(facts: dict[str, Any]) -> str:
+def sampling(facts: Facts) -> str:
     """The sampler as it acts (pitfall 40), the length limit and the thinking mode."""
-    sampler = ", ".join(f"{name} {value}" for name, value in facts["sampler"].items() if value is not None)
-    return f"sampler: {sampler}; at most {facts['max_new_tokens']} new tokens; thinking {facts['thinking']}"
+    sampler = ", ".join(f"{name} {value}" for name, value in facts.sampler.items() if value is not None)
+    return f"sampler: {sampler}; at most {facts.max_new_tokens} new tokens; thinking {facts.thinking}"
 
 
-def overview(
-    groups: Sequence[tuple[str, Sequence[dict[str, Any]]]],
-    labels: Sequence[str],
-    keys: Sequence[str] = ("accepted_length", "speedup"),
-) -> list[Drawing]:
-    """The metrics ``keys`` of (name, metrics of each of ``labels``); a metric without any value is left out."""
+def overview(groups: Sequence[tuple[str, Sequence[Metrics]]], labels: Sequence[str]) -> list[Drawing]:
+    """Accepted length and speedup of (name, metrics of each of ``labels``); a figure without any value is left out."""
     charts: list[Drawing] = []
-    for title, key, unit in (drawn for drawn in DRAWN if drawn[1] in keys):
-        found = [(name, [metrics[key] for metrics in each]) for name, each in groups]
-        if any(figure["value"] is not None for _, each in found for figure in each):
+    for title, key, unit in DRAWN:
+        found = [(name, [getattr(metrics, key) for metrics in each]) for name, each in groups]
+        if any(figure.value is not None for _, each in found for figure in each):
             charts.append(Whiskers(title, found, labels, Axis(unit, least=1.0), at=1.0))
     return charts
 
@@ -196,7 +196,8 @@ def by_position(evaluation: Evaluation) -> Section:
 def curves(title: str, key: str, formula: str, lines: NamedMetrics, longest: int) -> Lines:
     """The curves of metric ``key``, a line for each of ``lines``, over positions 1 ... ``longest``."""
     drawn = [
-        series(label, style, range(1, len(m[key]) + 1), m[key]) for style, (label, m) in enumerate(lines)
+        series(label, style, range(1, len(getattr(m, key)) + 1), getattr(m, key))
+        for style, (label, m) in enumerate(lines)
     ]
     places = Axis("position k in the block", range(1, longest + 1))
     return Lines(title, drawn, places, shares(formula))
@@ -206,7 +207,9 @@ def by_k(caption: str, first: str, key: str, lines: PathedMetrics, longest: int)
     """A row of metric ``key`` for each of ``lines``, a column a position; a dash where the block is shorter."""
     rows = []
     for name, path, metrics, evaluation in lines:
-        at = [told(f"{path}/{key}/{k}", f, evaluation=evaluation) for k, f in enumerate(metrics[key])]
+        at = [
+            told(f"{path}/{key}/{k}", f, evaluation=evaluation) for k, f in enumerate(getattr(metrics, key))
+        ]
         rows.append([words(name), *at, *[words(None)] * (longest - len(at))])
     return Table(caption, (first, *(f"k = {k + 1}" for k in range(longest))), rows, folded=True)
 
@@ -218,14 +221,14 @@ def cost(evaluation: Evaluation) -> Section:
     """Milliseconds and shares of drafting and verifying in a round."""
     parts = ("draft", "verify")
     bars = [
-        (name, [(part, m[f"{part}_ms"]["value"]) for part in parts])
+        (name, [("draft", m.draft_ms.value), ("verify", m.verify_ms.value or 0.0)])
         for name, m in evaluation.named.items()
-        if m["draft_ms"]["value"] is not None
+        if m.draft_ms.value is not None
     ]
     rows = [[words(name), *cells(name, m, COST)] for name, m in evaluation.named.items()]
     table = Table("Cost of a round", ("benchmark", *titles(COST)), rows)
     text = "Verify rate: share of verified positions that became output."
-    if (batch := evaluation.summary["facts"].get("batch", 1)) > 1:
+    if (batch := evaluation.own_facts.batch) > 1:
         text += f" {batch} prompts were answered at a time; the time of a step is shared among them."
     drawn = Drawings([Bars("Milliseconds of a round", bars, "ms")], list(enumerate(parts)))
     return Section("cost", "Cost of a round", [drawn, table, Note(text)])
@@ -234,10 +237,10 @@ def cost(evaluation: Evaluation) -> Section:
 def contexts(evaluation: Evaluation) -> Section:
     """The figures by context length."""
     rows = []
-    for place, bucket in enumerate(evaluation.summary["context"]):
-        path, low, high = f"context/{place}", bucket["from"], bucket["to"]
+    for place, bucket in enumerate(evaluation.summary.context):
+        path, low, high = f"context/{place}", bucket.first, bucket.after
         name = f"{low:,} to {high - 1:,}" if high else f"{low:,} and more"
-        counts = [plain(f"{path}/{key}", bucket[key]) for key in ("prompts", "rounds")]
+        counts = [plain(f"{path}/prompts", bucket.prompts), plain(f"{path}/rounds", bucket.rounds)]
         rows.append([words(name), *counts, *cells(path, bucket, CONTEXT)])
     columns = ("context", "prompts", "rounds", *titles(CONTEXT))
     table = Table("Rounds by positions before the anchor", columns, rows)
@@ -249,17 +252,17 @@ def contexts(evaluation: Evaluation) -> Section:
 
 def steps(evaluation: Evaluation) -> Section:
     """The measured curve, a line a context, and as tables: steps a second, and milliseconds of a step."""
-    found = evaluation.summary.get("profile")
+    found = evaluation.summary.profile
     if not found:
         text = "Not measured. evaluate.profile=true measures what a verification pass of B tokens costs here."
         return Section("profile", PROFILE, [Note(text, absent=True)])
-    machine = found["machine"]
+    machine = found.machine
     note = Note(
-        f"Measured on {machine['device']}, {machine['cores']} cores, {machine['threads']} threads, {machine['dtype']}: "
-        f"medians of {found['repeats']} repeats with 95 % of them. Each request of a step has the same context and "
-        f"verifies at most {found['block'] + 1} tokens."
+        f"Measured on {machine.device}, {machine.cores} cores, {machine.threads} threads, {machine.dtype}: "
+        f"medians of {found.repeats} repeats with 95 % of them. Each request of a step has the same context and "
+        f"verifies at most {found.block + 1} tokens."
     )
-    drawn = [_series(style, curve) for style, curve in enumerate(found["contexts"])]
+    drawn = [_series(style, curve) for style, curve in enumerate(found.contexts)]
     x = powers("tokens of a verification pass", _counts(found))
     chart = Lines("Steps a second by tokens of a verification pass", drawn, x, Axis("steps a second"))
     legend = [(one.style, one.label) for one in drawn]
@@ -272,53 +275,53 @@ def steps(evaluation: Evaluation) -> Section:
     return Section("profile", PROFILE, blocks)
 
 
-def _counts(found: dict[str, Any]) -> list[int]:
+def _counts(found: Profile) -> list[int]:
     """Powers of two, and the most tokens that were measured."""
-    counts = [point["tokens"] for point in found["contexts"][0]["points"]]
+    counts = [point.tokens for point in found.contexts[0].points]
     return [n for n in counts if n & (n - 1) == 0 or n == counts[-1]]
 
 
-def _series(style: int, curve: dict[str, Any]) -> Series:
-    label = f"context {curve['context']}"
+def _series(style: int, curve: CostCurve) -> Series:
+    label = f"context {curve.context}"
     points = []
-    for p in curve["points"]:
-        (low, high), rate = p["interval"], 1 / p["seconds"]
-        text = f"{label}, {p['tokens']} tokens: {rate:.1f} steps a second"
-        points.append(PlottedPoint(p["tokens"], rate, 1 / high, 1 / low, text))
+    for p in curve.points:
+        (low, high), rate = p.interval, 1 / p.seconds
+        text = f"{label}, {p.tokens} tokens: {rate:.1f} steps a second"
+        points.append(PlottedPoint(p.tokens, rate, 1 / high, 1 / low, text))
     return Series(label, style, points)
 
 
-def _rates(found: dict[str, Any]) -> Table:
+def _rates(found: Profile) -> Table:
     """Steps a second at powers of two and Bmax, a column a context."""
-    columns = ("tokens", *(f"context {curve['context']}" for curve in found["contexts"]))
-    at = [{p["tokens"]: p for p in curve["points"]} for curve in found["contexts"]]
+    columns = ("tokens", *(f"context {curve.context}" for curve in found.contexts))
+    at = [{p.tokens: p for p in curve.points} for curve in found.contexts]
     rows = [[words(n), *(_rate(points[n]) for points in at)] for n in _counts(found)]
     title = "SPS(B): steps a second of the target by tokens of a step"
     return Table(title, columns, rows, folded=True, where=EVERYWHERE)
 
 
-def _rate(point: dict[str, Any]) -> Cell:
-    rate, (low, high) = f"{1 / point['seconds']:.1f}", point["interval"]
+def _rate(point: VerifyTime) -> Cell:
+    rate, (low, high) = f"{1 / point.seconds:.1f}", point.interval
     aside = f"[{1 / high:.1f}, {1 / low:.1f}]"
     return Cell(rate, aside, brief=f"{rate} {aside}")
 
 
-def _milliseconds(found: dict[str, Any]) -> Table:
-    contexts = found["contexts"]
-    columns = ("tokens", *(f"ms, context {curve['context']}" for curve in contexts))
+def _milliseconds(found: Profile) -> Table:
+    contexts = found.contexts
+    columns = ("tokens", *(f"ms, context {curve.context}" for curve in contexts))
     rows = [
-        [words(point["tokens"])]
-        + [_cell(f"profile/contexts/{c}/points/{n}", curve["points"][n]) for c, curve in enumerate(contexts)]
-        for n, point in enumerate(contexts[0]["points"])
+        [words(point.tokens)]
+        + [_cell(f"profile/contexts/{c}/points/{n}", curve.points[n]) for c, curve in enumerate(contexts)]
+        for n, point in enumerate(contexts[0].points)
     ]
     return Table("Milliseconds of a verification pass", columns, rows, folded=True)
 
 
-def _cell(path: str, point: dict[str, Any]) -> Cell:
+def _cell(path: str, point: VerifyTime) -> Cell:
     """A median in milliseconds; the data hold the seconds of the JSON."""
-    low, high = point["interval"]
-    data = plain(f"{path}/seconds", point["seconds"]).data
-    return Cell(f"{1000 * point['seconds']:.1f}", f"[{1000 * low:.1f}, {1000 * high:.1f}]", data)
+    low, high = point.interval
+    data = plain(f"{path}/seconds", point.seconds).data
+    return Cell(f"{1000 * point.seconds:.1f}", f"[{1000 * low:.1f}, {1000 * high:.1f}]", data)
 
 
 # --- losslessness -----------------------------------------------------------------------------------------
@@ -326,7 +329,7 @@ def _cell(path: str, point: dict[str, Any]) -> Cell:
 
 def losslessness(evaluation: Evaluation) -> Section:
     """How many answers are those of plain decoding, what was to be expected, and how answers ended."""
-    rows = [_answers(evaluation, name) for name in evaluation.summary["order"]]
+    rows = [_answers(evaluation, name) for name in evaluation.summary.order]
     table = Table("Answers against plain decoding", ANSWERS, rows)
     lines = [
         Note(text, where=TEXT)
@@ -335,35 +338,35 @@ def losslessness(evaluation: Evaluation) -> Section:
     return Section("lossless", "Losslessness", [_expected(evaluation), *lines, table])
 
 
-def totals(summary: dict[str, Any], plain_name: str, limit: str) -> list[str]:
+def totals(summary: AnySummary, plain_name: str, limit: str) -> list[str]:
     """Equal and cut answers and prompts left out, over all benchmarks, in a line each."""
-    lines, found = [], summary["benchmarks"].values()
-    same = [b["metrics"]["same_answers"] for b in found if b["metrics"]]
-    known = [figure["value"] for figure in same if figure["value"] is not None]
-    if summary["facts"]["sampler"]["temperature"] == 0 and same and len(known) == len(same):
-        mean = {"value": sum(known) / len(known)}
+    lines, found = [], summary.benchmarks.values()
+    same = [b.metrics.same_answers for b in found if b.metrics]
+    known = [figure.value for figure in same if figure.value is not None]
+    if summary.facts.sampler["temperature"] == 0 and same and len(known) == len(same):
+        mean = Figure(sum(known) / len(known), None)
         lines.append(f"answers equal to those of {plain_name}: {number(mean, '{:.1%}')}")
-    cut = sum(b["finish"].get("length", 0) for b in found)
+    cut = sum(b.finish.get("length", 0) for b in found)
     lines.append(f"answers cut at the length limit: {cut} of {total(summary, 'answers')}")
     too_long = total(summary, "too_long")
     return lines + ([f"prompts longer than {limit}, left out: {too_long}"] if too_long else [])
 
 
-def total(summary: dict[str, Any], count: str) -> int:
+def total(summary: AnySummary, count: str) -> int:
     """The sum of a count over all benchmarks."""
-    return sum(int(found["counts"].get(count, 0)) for found in summary["benchmarks"].values())
+    return sum(found.counts.get(count, 0) for found in summary.benchmarks.values())
 
 
 def _answers(evaluation: Evaluation, name: str) -> list[Cell]:
-    found, path = evaluation.summary["benchmarks"][name], f"benchmarks/{name}"
-    metrics, counts, finish = found["metrics"], found["counts"], found["finish"]
+    found, path = evaluation.summary.benchmarks[name], f"benchmarks/{name}"
+    metrics, counts, finish = found.metrics, found.counts, found.finish
     too_long = plain(f"{path}/counts/too_long", counts["too_long"])
     if metrics is None:
         return [words(name), *(words(None) for _ in ANSWERS[2:]), too_long]
     return [
         words(name),
         plain(f"{path}/counts/answers", counts["answers"]),
-        told(f"{name}/same_answers", metrics["same_answers"], "{:.1%}"),
+        told(f"{name}/same_answers", metrics.same_answers, "{:.1%}"),
         plain(f"{path}/finish/stop", finish.get("stop", 0)),
         plain(f"{path}/finish/length", finish.get("length", 0)),
         too_long,
@@ -372,23 +375,24 @@ def _answers(evaluation: Evaluation, name: str) -> list[Cell]:
 
 def _expected(evaluation: Evaluation) -> Note:
     """What to expect: greedy output equals the target's own in exact arithmetic; random answers differ."""
-    facts = evaluation.summary["facts"]
-    same = [metrics["same_answers"]["value"] for metrics in evaluation.named.values()]
-    if facts["sampler"].get("temperature", 0) != 0:
+    facts = evaluation.summary.facts
+    values = [metrics.same_answers.value for metrics in evaluation.named.values()]
+    if facts.sampler.get("temperature", 0) != 0:
         text = (
             "Answers were drawn at random, so equal ones are not expected. This evaluation did not test whether the "
             "draws follow the target's distribution."
         )
         return Note(text, absent=True)
-    if not same or None in same:
+    same = [value for value in values if value is not None]
+    if not same or len(same) < len(values):
         text = "Not compared: there are no plain answers. evaluate.baseline=true makes them."
         return Note(text, absent=True)
-    if facts["dtype"] == "float32":
+    if facts.dtype == "float32":
         broken = min(same) < 1
         ending = "Here some differ." if broken else "They all do."
         text = f"Temperature 0 in float32: every answer is expected to equal the target's own. {ending}"
         return Note(text, warns=broken)
     return Note(
-        f"Temperature 0 in {facts['dtype']}: an answer may leave the plain one where two tokens are nearly equally "
+        f"Temperature 0 in {facts.dtype}: an answer may leave the plain one where two tokens are nearly equally "
         "likely, because a block and a single token are rounded differently. With target.dtype=float32 all are equal."
     )

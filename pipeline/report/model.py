@@ -8,13 +8,13 @@ A section is written like this::
     def lengths(one: Evaluation) -> Section:
         rows = [[words(name), *cells(path, metrics, METRICS)] for name, path, metrics in one.rows]
         table = Table("Lengths by benchmark", ("benchmark", *titles(METRICS)), rows, where=EVERYWHERE)
-        figures = [(name, [m["accepted_length"]]) for name, m in one.named.items()]
+        figures = [(name, [m.accepted_length]) for name, m in one.named.items()]
         chart = Whiskers("Accepted length", figures, [""], Axis("tokens a round", least=1.0), at=1.0)
         return Section("lengths", "Lengths", [table, Drawings([chart], file="lengths.png")])
 
-A *figure* is what ``pipeline.acceptance.summary`` makes: ``{"value": 2.1, "interval": [1.9, 2.3]}``, either None where
-it cannot be told. A cell that shows a number carries it unrounded, with the path at which the JSON holds it, so that a
-test (or a spreadsheet) can read the page exactly.
+A *figure* is a value with its interval (data_specs/results/summary.py), either None where it cannot be told. A cell
+that shows a number carries it unrounded, with the path at which the JSON holds it, so that a test (or a spreadsheet)
+can read the page exactly.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from data_specs.results.summary import Figure
 
 DASH = "–"
 MACRO = "macro average"
@@ -125,7 +127,7 @@ class Whiskers:
     """Groups of (name, a figure for each of ``labels``): values with intervals; a guide stands ``at`` one value."""
 
     title: str
-    groups: Sequence[tuple[str, Sequence[dict[str, Any]]]]
+    groups: Sequence[tuple[str, Sequence[Figure]]]
     labels: Sequence[str]
     x: Axis
     at: float
@@ -221,17 +223,19 @@ def titles(metrics: Sequence[Metric]) -> list[str]:
     return [metric.title for metric in metrics]
 
 
-def cells(path: str, found: dict[str, Any], metrics: Sequence[Metric], evaluation: str = "") -> list[Cell]:
-    """A cell for each of ``metrics`` of ``found``, which the JSON has at ``path``: a figure, a number, or a list of
-    figures, which is one cell.
+def cells(path: str, found: object, metrics: Sequence[Metric], evaluation: str = "") -> list[Cell]:
+    """A cell for each of ``metrics`` of ``found``, a record that the JSON has at ``path``: of a figure, a number, or a
+    list of figures, which is one cell.
     """
-    return [_cell(f"{path}/{metric.key}", found.get(metric.key), metric, evaluation) for metric in metrics]
+    return [
+        _cell(f"{path}/{metric.key}", getattr(found, metric.key), metric, evaluation) for metric in metrics
+    ]
 
 
 def _cell(key: str, found: Any, metric: Metric, evaluation: str) -> Cell:
     if isinstance(found, list):
         return Cell(" ".join(number(figure, metric.form).lstrip("0") for figure in found) or DASH)
-    if not isinstance(found, dict):
+    if not isinstance(found, Figure):
         return plain(key, found, metric.form, evaluation)
     write = with_interval if metric.interval else number
     return told(key, found, metric.form, evaluation, write(found, metric.brief or metric.form))
@@ -242,15 +246,13 @@ def words(text: object) -> Cell:
     return Cell(DASH if text is None else str(text))
 
 
-def told(
-    key: str, figure: dict[str, Any], form: str = "{:.2f}", evaluation: str = "", brief: str = ""
-) -> Cell:
+def told(key: str, figure: Figure, form: str = "{:.2f}", evaluation: str = "", brief: str = "") -> Cell:
     """A figure with its interval beside it. ``key`` is its path in the JSON."""
-    if figure["value"] is None:
+    if figure.value is None:
         return Cell(DASH, data=_data(key, None, evaluation))
-    data, aside = _data(key, figure["value"], evaluation), ""
-    if figure["interval"] is not None:
-        low, high = figure["interval"]
+    data, aside = _data(key, figure.value, evaluation), ""
+    if figure.interval is not None:
+        low, high = figure.interval
         aside = _interval(figure, form)
         data |= {"low": json.dumps(low), "high": json.dumps(high)}
     return Cell(number(figure, form), aside, data, brief)
@@ -264,12 +266,12 @@ def plain(key: str, value: float | int | bool | None, form: str = "{:,}", evalua
     return Cell(DASH if value is None else _form(form, value), data=data)
 
 
-def number(figure: dict[str, Any], form: str) -> str:
+def number(figure: Figure, form: str) -> str:
     """The figure's value in the format ``form``, or a dash where there is none."""
-    return "-" if figure["value"] is None else _form(form, figure["value"])
+    return "-" if figure.value is None else _form(form, figure.value)
 
 
-def with_interval(figure: dict[str, Any], form: str = "{:.2f}") -> str:
+def with_interval(figure: Figure, form: str = "{:.2f}") -> str:
     """``2.13 [1.98, 2.27]``, or without the brackets where there is no interval."""
     return " ".join(filter(None, (number(figure, form), _interval(figure, form))))
 
@@ -283,10 +285,10 @@ def _form(form: str, value: float) -> str:
     return form.format(value).replace("%", " %")
 
 
-def _interval(figure: dict[str, Any], form: str) -> str:
-    if figure["value"] is None or figure["interval"] is None:
+def _interval(figure: Figure, form: str) -> str:
+    if figure.value is None or figure.interval is None:
         return ""
-    low, high = (form.format(end) for end in figure["interval"])
+    low, high = (form.format(end) for end in figure.interval)
     return f"[{low}, {high}]".replace("%", "").replace("×", "")
 
 
@@ -310,12 +312,12 @@ def shares(label: str) -> Axis:
     return Axis(label, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 
 
-def series(label: str, style: int, places: Sequence[float], figures: Sequence[dict[str, Any]]) -> Series:
+def series(label: str, style: int, places: Sequence[float], figures: Sequence[Figure]) -> Series:
     """``figures`` (value and interval) at ``places``; what has no value is left out."""
     points = []
     for place, figure in zip(places, figures, strict=True):
-        if (value := figure["value"]) is not None:
-            low, high = figure["interval"] or (None, None)
+        if (value := figure.value) is not None:
+            low, high = figure.interval or (None, None)
             text = f"{label}, {place:g}: {with_interval(figure, '{:.3f}')}"
             points.append(PlottedPoint(place, value, low, high, text))
     return Series(label, style, points)

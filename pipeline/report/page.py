@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from data_specs.results.study import StudyResult
+from data_specs.results.summary import Metrics, ServedSummary
 from pipeline.report import confidence, figures, provenance, served, side_by_side
 from pipeline.report import study as serving
 from pipeline.report.evaluation import Evaluation
@@ -30,7 +31,7 @@ HEADLINES = (
 )
 
 
-def write_html(folder: Path, evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> Path:
+def write_html(folder: Path, evaluations: Sequence[Evaluation], study: StudyResult | None = None) -> Path:
     """Write ``report.html`` into ``folder`` and return its path.
 
     ``study`` is what study.json holds; it may stand alone, without an evaluation. Raises ``ReportError`` where several
@@ -41,7 +42,7 @@ def write_html(folder: Path, evaluations: Sequence[Evaluation], study: dict[str,
     return path
 
 
-def render(evaluations: Sequence[Evaluation], study: dict[str, Any] | None = None) -> str:
+def render(evaluations: Sequence[Evaluation], study: StudyResult | None = None) -> str:
     """The page's text; see ``write_html``."""
     return html(_page(evaluations, study))
 
@@ -63,14 +64,15 @@ def _block(block: Block) -> tuple[str, Block]:
     return type(block).__name__.lower(), block.on_page if isinstance(block, Table) else block
 
 
-def _page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:
+def _page(evaluations: Sequence[Evaluation], study: StudyResult | None) -> Page:
     if len(evaluations) == 1:
         one = evaluations[0]
-        return served_page(one) if "served" in one.summary else one_page(one, study)
-    return comparison_page(evaluations, study) if evaluations else study_page(study or {})
+        return served_page(one) if isinstance(one.summary, ServedSummary) else one_page(one, study)
+    assert evaluations or study is not None, "a page of something"
+    return comparison_page(evaluations, study) if evaluations or study is None else study_page(study)
 
 
-def study_page(study: dict[str, Any]) -> Page:
+def study_page(study: StudyResult) -> Page:
     """A serving study whose draft was not evaluated by itself."""
     return Page(serving.title(study), serving.TITLE, [], [serving.serving(study)])
 
@@ -89,9 +91,9 @@ def evaluation_sections(one: Evaluation) -> list[Section]:
     ]
 
 
-def one_page(one: Evaluation, study: dict[str, Any] | None) -> Page:
+def one_page(one: Evaluation, study: StudyResult | None) -> Page:
     """The report of one evaluation."""
-    facts, rows = one.summary["facts"], one.rows
+    facts, rows = one.summary.facts, one.rows
     sections = [
         *evaluation_sections(one),
         serving.serving(study),
@@ -100,23 +102,23 @@ def one_page(one: Evaluation, study: dict[str, Any] | None) -> Page:
     ]
     headlines = _headlines(*rows[-1]) if rows else []
     scope = f"macro average of {len(one.named)} benchmarks" if len(rows) > 1 else ", ".join(one.named)
-    subtitle = f"{facts['device']}, {facts['dtype']}; {scope or 'no figures'}; {one.created[:10]}"
+    subtitle = f"{facts.device}, {facts.dtype}; {scope or 'no figures'}; {one.created[:10]}"
     return Page(one.title, subtitle, headlines, sections)
 
 
 def served_page(one: Evaluation) -> Page:
     """The report of an evaluation of a server, beside the draft's own where there is one."""
-    facts, rows = one.summary["facts"], one.rows
+    facts, rows = one.summary.facts, one.rows
     headlines = _headlines(*rows[-1], served.SERVED) if rows else []
-    subtitle = f"served by {facts['device']}; {', '.join(one.named) or 'no figures'}; {one.created[:10]}"
+    subtitle = f"served by {facts.device}; {', '.join(one.named) or 'no figures'}; {one.created[:10]}"
     return Page(one.title, subtitle, headlines, served.sections(one))
 
 
-def _headlines(_: str, path: str, metrics: dict[str, Any], evaluation: str = "") -> list[tuple[str, Cell]]:
+def _headlines(_: str, path: str, metrics: Metrics, evaluation: str = "") -> list[tuple[str, Cell]]:
     return list(zip(titles(HEADLINES), cells(path, metrics, HEADLINES, evaluation), strict=True))
 
 
-def comparison_page(evaluations: Sequence[Evaluation], study: dict[str, Any] | None) -> Page:
+def comparison_page(evaluations: Sequence[Evaluation], study: StudyResult | None) -> Page:
     """Two or more evaluations side by side."""
     sections = [
         side_by_side.side_by_side(evaluations),
@@ -127,6 +129,6 @@ def comparison_page(evaluations: Sequence[Evaluation], study: dict[str, Any] | N
         provenance.settings(evaluations),
         provenance.ancestry(evaluations),
     ]
-    targets = dict.fromkeys(one.summary["facts"]["target"] for one in evaluations)
+    targets = dict.fromkeys(one.summary.facts.target for one in evaluations)
     title = f"{len(evaluations)} evaluations on {', '.join(targets)}"
     return Page(title, ", ".join(one.label for one in evaluations), [], sections)

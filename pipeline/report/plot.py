@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from data_specs.results.summary import Figure
 from pipeline.report.model import Axis, Bars, Drawing, Drawings, Lines, Series, Whiskers, with_interval
 
 WIDTH, HEIGHT, SMALL = 360, 240, (160, 165)
@@ -175,23 +176,23 @@ def _whiskers(axes: Any, drawing: Whiskers) -> Texts:
     """A group's name, and below it a line an interval; with one label the values stand beside the names."""
     high = LABEL + LINE * len(drawing.labels)
     texts: Texts = {"": [drawing.x.label]}
-    figures = [figure for _, each in drawing.groups for figure in each if figure["value"] is not None]
+    figures = [figure for _, each in drawing.groups for figure in each if figure.value is not None]
     _rows(axes, high * len(drawing.groups))
-    _scale(axes, "x", drawing.x, [end for f in figures for end in (f["value"], *(f["interval"] or ()))])
+    _scale(axes, "x", drawing.x, [end for f in figures for end in (f.value, *(f.interval or ()))])
     axes.axvline(drawing.at, color=LIGHT["muted"], linewidth=1, linestyle="--")
     for number, (name, each) in enumerate(drawing.groups):
         _name(axes, high * number, name, with_interval(each[0]) if len(drawing.labels) == 1 else "")
         for style, (label, figure) in enumerate(zip(drawing.labels, each, strict=True)):
-            if figure["value"] is not None:
+            if figure.value is not None:
                 key = f"{_group(number)}x{style}"
                 _whisker(axes, figure, high * number + LABEL + LINE * (style + 0.4), style, key)
                 texts[key] = [f"{', '.join(filter(None, (name, label)))}: {with_interval(figure)}"]
     return texts
 
 
-def _whisker(axes: Any, figure: dict[str, Any], y: float, style: int, key: str) -> None:
-    colour, value = _colour(style), figure["value"]
-    ends = figure["interval"] or [value, value]
+def _whisker(axes: Any, figure: Figure, y: float, style: int, key: str) -> None:
+    colour, value = _colour(style), figure.value
+    ends = figure.interval or [value, value]
     axes.plot(ends, [y, y], color=colour, linewidth=4, alpha=0.4, solid_capstyle="round")
     sign = {"marker": _marker(style), "color": colour, "linewidths": 0, "zorder": 3, "clip_on": False}
     axes.scatter([value], [y], s=70, gid=key, **sign)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
+from data_specs.results.summary import SUMMARY
 from pipeline import console
 from pipeline.report.model import SCREEN, Note, Section, Table
 from pipeline.report.page import PAGE
-from pipeline.report.summary import SUMMARY
 from pipeline.store.artifacts import Artifact
 
 MARGIN = 2  # columns of a screen between two of a table

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from data_specs.errors import UserError
+from data_specs.results.summary import Metrics
 from pipeline.report import confidence
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.figures import (
@@ -41,7 +41,7 @@ WORDS = (
     "In brackets: 95 % bootstrap interval over prompts, for each evaluation by itself. Compare tokens/s only between "
     "evaluations on the same machine."
 )
-Rows = list[tuple[str, str, list[dict[str, Any]]]]  # title, key in the JSON, metrics of every evaluation
+Rows = list[tuple[str, str, list[Metrics]]]  # title, key in the JSON, metrics of every evaluation
 
 
 class ReportError(UserError):
@@ -90,8 +90,9 @@ def _rows(evaluations: Sequence[Evaluation]) -> Rows:
     """The shared benchmarks, and the average if there are several and no evaluation has others."""
     shared = common_benchmarks(evaluations)
     rows: Rows = [(name, name, [one.named[name] for one in evaluations]) for name in shared]
-    if len(shared) > 1 and all(len(one.named) == len(shared) for one in evaluations):
-        rows.append((MACRO, "macro", [one.summary["macro"] for one in evaluations]))
+    macros = [one.summary.macro for one in evaluations if one.summary.macro is not None]
+    if 1 < len(shared) == max(len(one.named) for one in evaluations) and len(macros) == len(evaluations):
+        rows.append((MACRO, "macro", macros))
     return rows
 
 

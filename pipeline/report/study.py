@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from data_specs.results.study import (
+    Check,
+    Fronts,
+    Prediction,
+    RealPoint,
+    SimulatedPoint,
+    StudyResult,
+)  # fmt: skip
 from data_specs.study import MACHINE, MEASURED
 from pipeline.report.model import (
     EVERYWHERE,
@@ -100,10 +109,10 @@ SIMULATION = (
     "between the steps, off the run's clock. Nothing of the run itself is used."
 )
 Charts = tuple[str, Sequence[tuple[str, str, str]]]
-Runs = Sequence[tuple[int, dict[str, Any]]]  # each with its place in the JSON
+Runs = Sequence[tuple[int, RealPoint | SimulatedPoint]]  # each with its place in the JSON
 
 
-def serving(study: dict[str, Any] | None) -> Section:
+def serving(study: StudyResult | None) -> Section:
     """Measured and simulated runs, how well the simulation predicts, and what was checked."""
     if not study:
         text = (
@@ -114,26 +123,26 @@ def serving(study: dict[str, Any] | None) -> Section:
         Note(text, where=EVERYWHERE) for text in verdicts(study)
     ]
     blocks: list[Block] = [Note(WORDS, where=EVERYWHERE), *lines]
-    blocks += _system(study, MEASURED, "study/real", list(enumerate(study["real"])))
-    simulated = list(enumerate(study["simulated"]))
-    for sps in dict.fromkeys(run["sps"] for _, run in simulated if run["sps"] != MACHINE):
-        runs = [(n, run) for n, run in simulated if run["sps"] == sps]
+    blocks += _system(study, MEASURED, "study/real", list(enumerate(study.real)))
+    simulated = list(enumerate(study.simulated))
+    for sps in dict.fromkeys(run.sps for _, run in simulated if run.sps != MACHINE):
+        runs = [(n, run) for n, run in simulated if run.sps == sps]
         blocks += _system(study, sps, "study/simulated", runs)
     tables = (_service_levels(study), _prediction(study), _checks(study), _facts(study))
     return Section("serving", TITLE, [*blocks, *(table for table in tables if table.rows)])
 
 
-def title(study: dict[str, Any]) -> str:
+def title(study: StudyResult) -> str:
     """Draft and target of a study."""
-    return f"{study['facts']['draft']} on {study['facts']['target']}"
+    return f"{study.facts.draft} on {study.facts.target}"
 
 
-def _system(study: dict[str, Any], name: str, path: str, runs: Runs) -> list[Block]:
+def _system(study: StudyResult, name: str, path: str, runs: Runs) -> list[Block]:
     """Drawings and table of one machine or SPS table: requests all at once, then arriving by themselves."""
     heading = "Measured" if name == MEASURED else f"Simulated with the costs of {name}"
-    fronts = study["fronts"].get(name, {})
-    closed = [(n, run) for n, run in runs if run.get("arrival") is None]
-    arriving = [(n, run) for n, run in runs if run.get("arrival") is not None]
+    fronts = study.fronts.get(name, Fronts({}, {}))
+    closed = [(n, run) for n, run in runs if _arrival(run) is None]
+    arriving = [(n, run) for n, run in runs if _arrival(run) is not None]
     blocks: list[Block] = []
     if closed:
         drawn = [_drawings(closed, study, name, charts, fronts) for charts in (FRONT, LOAD)]
@@ -141,17 +150,15 @@ def _system(study: dict[str, Any], name: str, path: str, runs: Runs) -> list[Blo
         blocks += [Heading(heading), *drawn, _table(heading, path, closed, where)]
     if arriving:
         heading = f"{heading}, Poisson arrivals"
-        drawn = [_drawings(arriving, study, name, ARRIVALS, {})]
+        drawn = [_drawings(arriving, study, name, ARRIVALS, Fronts({}, {}))]
         blocks += [Heading(heading), *drawn, _table(heading, path, arriving, FILED)]
     return blocks
 
 
-def _drawings(
-    runs: Runs, study: dict[str, Any], system: str, charts: Charts, fronts: dict[str, Any]
-) -> Drawings:
+def _drawings(runs: Runs, study: StudyResult, system: str, charts: Charts, fronts: Fronts) -> Drawings:
     """A colour a policy, the same in all drawings of the page."""
-    used = {run["policy"] for _, run in runs}
-    policies = study["facts"]["policies"]
+    used = {run.policy for _, run in runs}
+    policies = study.facts.policies
     order = [*policies, *sorted(used - set(policies))]
     kind, asked = charts
     drawn = [_chart(title, runs, order, x, y, fronts) for title, x, y in asked]
@@ -160,18 +167,18 @@ def _drawings(
     return Drawings(drawn, legend, file=f"study_{kind}_{file}.png")
 
 
-def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts: dict[str, Any]) -> Drawing:
+def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts: Fronts) -> Drawing:
     """Runs joined along x; against speed they are loose points, the fronts are the lines, and SLAs are guides."""
     lines = [_line(policy, style, runs, x, y) for style, policy in enumerate(order)]
     guides: list[float] = []
-    if x == "speed" and (points := fronts.get("points")):
+    if x == "speed" and fronts.points:
         loose = [Series(one.label, one.style, one.points, loose=True) for one in lines]
         lines = [
-            Series(policy, style, [PlottedPoint(*at) for at in points[policy]])
+            Series(policy, style, [PlottedPoint(*at) for at in fronts.points[policy]])
             for style, policy in enumerate(order)
-            if policy in points
+            if policy in fronts.points
         ] + loose
-        guides = [float(anchor) for anchor in next(iter(fronts.get("sla", {}).values()), {})]
+        guides = [float(anchor) for anchor in next(iter(fronts.sla.values()), {})]
     places = [point for one in lines for point in one.points]
     return Lines(
         title, [one for one in lines if one.points], _across(x, places), Axis(UNITS[y]), guides=guides
@@ -186,24 +193,36 @@ def _across(x: str, points: Sequence[PlottedPoint]) -> Axis:
 def _line(policy: str, style: int, runs: Runs, x: str, y: str) -> Series:
     points = []
     for run in sorted(
-        (r for _, r in runs if r["policy"] == policy), key=lambda r: (r["concurrency"], r.get("arrival") or 0)
+        (r for _, r in runs if r.policy == policy), key=lambda r: (r.concurrency, _arrival(r) or 0)
     ):
-        known = run["metrics"] | {"concurrency": run["concurrency"], "arrival": run.get("arrival")}
-        # What fronts are made of.
-        known["offered"] = known.get("steady") or known["throughput"]
-        known["speed"] = known.get("speed", known["speed_p50"])
-        if known.get(x) is not None and known.get(y) is not None:
-            text = f"{policy}, {run['concurrency']} at a time: {known[x]:.4g} {UNITS[x]}, {known[y]:.4g} {UNITS[y]}"
-            points.append(PlottedPoint(known[x], known[y], text=text))
+        across, up = _value(run, x), _value(run, y)
+        if across is not None and up is not None:
+            text = f"{policy}, {run.concurrency} at a time: {across:.4g} {UNITS[x]}, {up:.4g} {UNITS[y]}"
+            points.append(PlottedPoint(across, up, text=text))
     return Series(policy, style, points)
 
 
+def _arrival(run: RealPoint | SimulatedPoint) -> float | None:
+    return run.arrival if isinstance(run, SimulatedPoint) else None
+
+
+def _value(run: RealPoint | SimulatedPoint, name: str) -> float | None:
+    """The value of ``run`` on an axis of UNITS; ``offered`` and ``speed`` are what fronts are made of."""
+    found = run.metrics
+    if name == "offered":
+        return found.steady or found.throughput
+    if name == "speed" and found.speed is None:
+        return found.speed_p50
+    value: float | None = {"concurrency": run.concurrency, "arrival": _arrival(run)}.get(name)
+    return getattr(found, name) if value is None and name != "arrival" else value
+
+
 def _table(caption: str, path: str, runs: Runs, where: Sequence[str]) -> Table:
-    rows, arriving = [], any(run.get("arrival") is not None for _, run in runs)
+    rows, arriving = [], any(_arrival(run) is not None for _, run in runs)
     for n, run in runs:
-        load = [plain(f"{path}/{n}/concurrency", run["concurrency"])]
-        load += [plain(f"{path}/{n}/arrival", run["arrival"], "{:.3g}")] if arriving else []
-        rows.append([words(run["policy"]), *load, *cells(f"{path}/{n}/metrics", run["metrics"], METRICS)])
+        load = [plain(f"{path}/{n}/concurrency", run.concurrency)]
+        load += [plain(f"{path}/{n}/arrival", _arrival(run), "{:.3g}")] if arriving else []
+        rows.append([words(run.policy), *load, *cells(f"{path}/{n}/metrics", run.metrics, METRICS)])
     first = ("policy", "at a time", *(["arrivals/s"] if arriving else []))
     parts = [(*first, *part) for part in NARROW]
     return Table(caption, (*first, *titles(METRICS)), rows, folded=True, where=where, parts=parts)
@@ -212,27 +231,27 @@ def _table(caption: str, path: str, runs: Runs, where: Sequence[str]) -> Table:
 # --- in sentences -----------------------------------------------------------------------------------------
 
 
-def setting(study: dict[str, Any]) -> list[str]:
+def setting(study: StudyResult) -> list[str]:
     """What was served, and what is known of the tables of costs; the page has it as a table."""
-    facts = study["facts"]
-    sampler = ", ".join(f"{name} {value}" for name, value in facts["sampler"].items() if value is not None)
-    repeats = max((run["repeats"] for run in study["real"]), default=0)
-    confidences = "calibrated" if facts["calibrated"] else "not calibrated"
+    facts = study.facts
+    sampler = ", ".join(f"{name} {value}" for name, value in facts.sampler.items() if value is not None)
+    repeats = max((run.repeats for run in study.real), default=0)
+    confidences = "calibrated" if facts.calibrated else "not calibrated"
     lines = [
-        f"{title(study)}, {facts['device']}, {facts['dtype']}; sampler: {sampler}; prompts of "
-        f"{', '.join(facts['benchmarks'])}; at most {facts['max_new_tokens']} new tokens; all requests at once; "
-        f"{repeats} runs a point; confidences {confidences}; threshold {facts['threshold']}."
+        f"{title(study)}, {facts.device}, {facts.dtype}; sampler: {sampler}; prompts of "
+        f"{', '.join(facts.benchmarks)}; at most {facts.max_new_tokens} new tokens; all requests at once; "
+        f"{repeats} runs a point; confidences {confidences}; threshold {facts.threshold}."
     ]
-    lines += [SIMULATION] if study["prediction"] else []
-    return lines + [f"{name}: {note}" for name, note in facts["notes"].items()]
+    lines += [SIMULATION] if study.prediction else []
+    return lines + [f"{name}: {note}" for name, note in facts.notes.items()]
 
 
-def verdicts(study: dict[str, Any]) -> list[str]:
+def verdicts(study: StudyResult) -> list[str]:
     """What the study shows, a sentence a check."""
-    lines = [_accuracy(study["prediction"])] if study["prediction"] else []
-    for system, found in study["checks"].items():
+    lines = [_accuracy(study.prediction)] if study.prediction else []
+    for system, found in study.checks.items():
         lines += [_verdict(system, policy, check) for policy, check in found.items()]
-        ahead = next((check["plain_ahead_from"] for check in found.values()), None)
+        ahead = next((check.plain_ahead_from for check in found.values()), None)
         if ahead is not None:
             lines.append(
                 f"{system}: from {ahead} requests on, plain decoding serves more than any policy that drafts."
@@ -240,31 +259,31 @@ def verdicts(study: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _accuracy(prediction: Sequence[dict[str, Any]]) -> str:
-    worst = max(prediction, key=lambda point: abs(point["error"]))
+def _accuracy(prediction: Sequence[Prediction]) -> str:
+    worst = max(prediction, key=lambda point: abs(point.error))
     return (
-        f"The simulation is off by {abs(worst['error']):.1%} at most ({worst['policy']} at {worst['concurrency']}) "
+        f"The simulation is off by {abs(worst.error):.1%} at most ({worst.policy} at {worst.concurrency}) "
         f"over {len(prediction)} measured points."
     )
 
 
-def _verdict(system: str, policy: str, check: dict[str, Any]) -> str:
-    where = "nowhere" if check["shortfall"] <= 0 else f"at most {check['shortfall']:.1%}"
-    (least, first), (most, last) = check["budgets"][0], check["budgets"][-1]
+def _verdict(system: str, policy: str, check: Check) -> str:
+    where = "nowhere" if check.shortfall <= 0 else f"at most {check.shortfall:.1%}"
+    (least, first), (most, last) = check.budgets[0], check.budgets[-1]
     return (
-        f"{system}: {policy} lies {where} below the front of the best fixed lengths (limit {check['limit']:.0%}: "
-        f"{'holds' if check['holds'] else 'does NOT hold'}), {max(0.0, check['same_load']):.1%} in throughput at equal "
+        f"{system}: {policy} lies {where} below the front of the best fixed lengths (limit {check.limit:.0%}: "
+        f"{'holds' if check.holds else 'does NOT hold'}), {max(0.0, check.same_load):.1%} in throughput at equal "
         f"concurrency. Its budget goes from {first:.2f} at {least} to {last:.2f} at {most} requests "
-        f"({'falls' if check['budget_falls'] else 'does NOT fall'})."
+        f"({'falls' if check.budget_falls else 'does NOT fall'})."
     )
 
 
 # --- tables over all systems ------------------------------------------------------------------------------
 
 
-def _service_levels(study: dict[str, Any]) -> Table:
+def _service_levels(study: StudyResult) -> Table:
     """Throughput where every user is to see a speed."""
-    found = {name: front.get("sla", {}) for name, front in study["fronts"].items()}
+    found = {name: front.sla for name, front in study.fronts.items()}
     anchors = list(dict.fromkeys(a for each in found.values() for reached in each.values() for a in reached))
     rows = [
         [
@@ -279,30 +298,32 @@ def _service_levels(study: dict[str, Any]) -> Table:
     return Table("Tokens/s that the system offers where every user sees a speed", columns, rows, names=2)
 
 
-def _prediction(study: dict[str, Any]) -> Table:
+def _prediction(study: StudyResult) -> Table:
     """Throughput as measured and as simulated at the same points."""
     rows = []
-    for n, one in enumerate(study["prediction"]):
+    for n, one in enumerate(study.prediction):
         path = f"study/prediction/{n}"
-        load = plain(f"{path}/concurrency", one["concurrency"])
-        rows.append([words(one["policy"]), load, *cells(path, one, PREDICTION)])
+        load = plain(f"{path}/concurrency", one.concurrency)
+        rows.append([words(one.policy), load, *cells(path, one, PREDICTION)])
     columns = ("policy", "at a time", *titles(PREDICTION))
     return Table("The simulation against the measured runs", columns, rows, where=EVERYWHERE)
 
 
-def _checks(study: dict[str, Any]) -> Table:
+def _checks(study: StudyResult) -> Table:
     """Whether a scheduler's front is anywhere below the best fixed one, and whether its budget falls with load."""
     rows: list[list[Cell]] = []
-    for sps, policies in study["checks"].items():
+    for sps, policies in study.checks.items():
         for policy, found in policies.items():
             figures = cells(f"study/checks/{sps}/{policy}", found, CHECKS)
-            rows.append([words(sps), words(policy), words(", ".join(found["against"])), *figures])
+            rows.append([words(sps), words(policy), words(", ".join(found.against)), *figures])
     columns = ("costs", "policy", "against", *titles(CHECKS))
     return Table("Fronts of the schedulers against the best fixed length", columns, rows, names=3)
 
 
-def _facts(study: dict[str, Any]) -> Table:
-    rows = [[words(name.replace("_", " ")), words(_text(value))] for name, value in study["facts"].items()]
+def _facts(study: StudyResult) -> Table:
+    rows = [
+        [words(name.replace("_", " ")), words(_text(value))] for name, value in asdict(study.facts).items()
+    ]
     return Table("Setting of the study", ("", ""), rows, kind="facts", where=(PAGE,))
 
 

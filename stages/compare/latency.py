@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
+from data_specs.results.comparison import StepShare
 from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.model import Model
 
@@ -26,17 +26,8 @@ CONTEXT = 128  # observed positions
 CALLS, WARM_UP = 30, 3
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Medians of one draft step, greedy, batch of one."""
-
-    draft_ms: float  # the whole proposal
-    parallel_ms: float  # its one pass over all drafts, with the logits
-    share: float  # of the whole that is left to right; 0 where the difference drowns in the noise
-
-
 @torch.inference_mode()
-def measure(draft: Model, calls: int = CALLS, seed: int = 0) -> Latency:
+def measure(draft: Model, calls: int = CALLS, seed: int = 0) -> StepShare:
     """Time ``calls`` pairs of parallel pass and whole proposal after ``CONTEXT`` random positions.
 
     ``draft`` is on the device and in the type that it would serve in.
@@ -57,10 +48,10 @@ def measure(draft: Model, calls: int = CALLS, seed: int = 0) -> Latency:
     return from_pairs(pairs)
 
 
-def from_pairs(pairs: list[tuple[float, float]]) -> Latency:
-    """Latency of (parallel, whole) seconds."""
+def from_pairs(pairs: list[tuple[float, float]]) -> StepShare:
+    """Medians of (parallel, whole) seconds."""
     share = median(1 - parallel / whole for parallel, whole in pairs)
-    return Latency(
+    return StepShare(
         draft_ms=1000 * median(whole for _, whole in pairs),
         parallel_ms=1000 * median(parallel for parallel, _ in pairs),
         share=max(0.0, share),

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from data_specs.evaluation import read_rounds
 from data_specs.manifest import fingerprint
+from data_specs.results.comparison import ComparisonFacts, ComparisonResult, StepShare, VariantRecord
 from pipeline import console
 from pipeline.config import Config, section
 from pipeline.drafts.folders.checkpoint import load
@@ -26,7 +26,7 @@ from pipeline.target.files import device_of
 from pipeline.target.tensors import load_tensors
 from stages.compare.latency import measure
 from stages.compare.report import show, write_report
-from stages.compare.tables import VariantEvaluation, figure, main_table
+from stages.compare.tables import FigureAsked, VariantEvaluation, figure, main_table
 from stages.compare.variants import Comparison
 
 KIND, SCHEMA_VERSION = "comparison", 1
@@ -87,19 +87,18 @@ def _commit(config: Config, store: Store, layout: Comparison, made: Made, inputs
     return commit_once(store, work, finish)
 
 
-def _counts(result: dict[str, Any]) -> dict[str, Any]:
+def _counts(result: ComparisonResult) -> dict[str, Any]:
     """What the manifest says: how much was compared, and the greatest accepted length of the table."""
-    table = result["table"]
-    lengths = table["rows"][table["order"][-1]]["accepted_length"].values()
+    table = result.table
     return {
-        "variants": len(result["order"]),
-        "steps": result["facts"]["steps"],
-        "prompts": table["prompts"],
-        "accepted_length": max(told["value"] or 0.0 for told in lengths),
+        "variants": len(result.order),
+        "steps": result.facts.steps,
+        "prompts": table.prompts,
+        "accepted_length": max(f.value or 0.0 for f in table.rows[table.order[-1]].accepted_length.values()),
     }
 
 
-def compare(config: Config, layout: Comparison, made: Made) -> dict[str, Any]:
+def compare(config: Config, layout: Comparison, made: Made) -> ComparisonResult:
     """Everything that the report shows, as comparison.json holds it."""
     measured = {
         name: VariantEvaluation(
@@ -108,29 +107,26 @@ def compare(config: Config, layout: Comparison, made: Made) -> dict[str, Any]:
         for name, variant in layout.variants.items()
     }
     benchmarks, resamples = config.evaluate.benchmarks, config.evaluate.bootstrap
-    table = main_table({d: measured[v] for d, v in layout.table.items()}, benchmarks, resamples)
+    table = main_table({d: measured[v] for d, v in layout.table.items()}, benchmarks, resamples, layout.table)
     latencies = _latencies(config, layout, made)
     figures = {}
     for name, lines in layout.figures.items():
         asked = config.compare.figures[name]
         points = {drafter: [measured[v] for v in variants] for drafter, variants in lines.items()}
-        figures[name] = figure(points, asked.values, benchmarks, resamples) | {
-            "title": asked.title,
-            "key": asked.key,
-            "variants": lines,
-            "latency": {d: [latencies[v] for v in vs] for d, vs in lines.items()} if asked.latency else None,
-        }
-    return {
-        "facts": _facts(config, made),
-        "table": table | {"variants": layout.table},
-        "figures": figures,
-        "figure_order": list(figures),  # JSON objects are written with sorted keys
-        "variants": {name: _described(layout, name, parts) for name, parts in made.items()},
-        "order": list(layout.variants),
-    }
+        latency = {d: [latencies[v] for v in vs] for d, vs in lines.items()} if asked.latency else None
+        places = FigureAsked(asked.title, asked.key, asked.values, lines)
+        figures[name] = figure(places, points, benchmarks, resamples, latency)
+    return ComparisonResult(
+        facts=_facts(config, made),
+        table=table,
+        figures=figures,
+        figure_order=list(figures),  # JSON objects are written with sorted keys
+        variants={name: _described(layout, name, parts) for name, parts in made.items()},
+        order=list(layout.variants),
+    )
 
 
-def _latencies(config: Config, layout: Comparison, made: Made) -> dict[str, dict[str, float]]:
+def _latencies(config: Config, layout: Comparison, made: Made) -> dict[str, StepShare]:
     """Variant of a figure that asks for it -> the time of its draft step."""
     asked = [lines for name, lines in layout.figures.items() if config.compare.figures[name].latency]
     names = list(dict.fromkeys(v for lines in asked for variants in lines.values() for v in variants))
@@ -142,34 +138,34 @@ def _latencies(config: Config, layout: Comparison, made: Made) -> dict[str, dict
         for name in names:
             draft = load(made[name]["draft"].path, tensors).to(device=device, dtype=tensors.head.dtype)
             assert isinstance(draft, Model), "what the registry makes"
-            found[name] = asdict(measure(draft, seed=config.seed))
+            found[name] = measure(draft, seed=config.seed)
             bar.advance(1, name)
     return found
 
 
-def _facts(config: Config, made: Made) -> dict[str, Any]:
+def _facts(config: Config, made: Made) -> ComparisonFacts:
     first = next(iter(made.values()))
-    return {
-        "target": config.target.name,
-        "cache": first["cache"].reference,
-        "steps": first["draft"].manifest.counts["steps"],
-        "global_batch": config.train.global_batch,
-        "anchors": config.train.anchors,
-        "seed": config.seed,
-        "sampler": first["evaluation"].manifest.config["sampler"],
-        "max_new_tokens": config.evaluate.max_new_tokens,
-        "device": str(device_of(config.target)),
-        "dtype": config.target.dtype,
-    }
+    return ComparisonFacts(
+        target=config.target.name,
+        cache=first["cache"].reference,
+        steps=first["draft"].manifest.counts["steps"],
+        global_batch=config.train.global_batch,
+        anchors=config.train.anchors,
+        seed=config.seed,
+        sampler=first["evaluation"].manifest.config["sampler"],
+        max_new_tokens=config.evaluate.max_new_tokens,
+        device=str(device_of(config.target)),
+        dtype=config.target.dtype,
+    )
 
 
-def _described(layout: Comparison, name: str, parts: dict[str, Artifact]) -> dict[str, Any]:
+def _described(layout: Comparison, name: str, parts: dict[str, Artifact]) -> VariantRecord:
     counts = parts["draft"].manifest.counts
-    return {
-        "overrides": list(layout.variants[name].overrides),
-        "draft": parts["draft"].reference,
-        "evaluation": parts["evaluation"].reference,
-        "trainable": counts["trainable"],
-        "steps": counts["steps"],
-        "heldout_length": counts["best_accepted_length"],
-    }
+    return VariantRecord(
+        overrides=list(layout.variants[name].overrides),
+        draft=parts["draft"].reference,
+        evaluation=parts["evaluation"].reference,
+        trainable=counts["trainable"],
+        steps=counts["steps"],
+        heldout_length=counts["best_accepted_length"],
+    )

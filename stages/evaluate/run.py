@@ -25,7 +25,7 @@ from data_specs.evaluation import (
     read_rounds,
     write_rounds,
 )
-from data_specs.manifest import read_json
+from data_specs.results.summary import EvaluationFacts, read_summary
 from pipeline import console
 from pipeline.confidence.rounds import observe
 from pipeline.config import Config, ConfigError, section
@@ -47,7 +47,7 @@ from pipeline.drafts.registry import head_rows
 from pipeline.prompts.benchmarks import Prompt
 from pipeline.prompts.heldout import heldout_prompts
 from pipeline.ranks import is_main
-from pipeline.report.summary import SUMMARY, EvaluationFacts, flat_metrics, summarise
+from pipeline.report.summary import flat_metrics, summarise
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.tracking import track_figures
 from pipeline.store.work import WorkShare, commit_once
@@ -84,7 +84,7 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
     if is_main():
         console.say(f"evaluation of {job.name} is already there: {found.reference} ({found.path})")
         if job.calibration is not None:
-            calibrate.restore(job.calibration, found.path, read_json(found.path / SUMMARY)["positions"])
+            calibrate.restore(job.calibration, found.path, read_summary(found.path).positions)
         show(found)
     return found
 
@@ -146,14 +146,14 @@ def _evaluate(
             left.unlink()
         sections = _sections(config, work, job, speaker)
         rounds = read_rounds(work.path)
-        result = summarise(rounds, facts, positions, config.evaluate.bootstrap) | sections
+        result = summarise(rounds, facts, positions, config.evaluate.bootstrap, **sections)
         write_report(work, store, result)
         return counts_of(result)
 
     artifact = commit_once(store, work, finish, FILES)
     if is_main():
         used = {"draft": draft} if isinstance(draft, Artifact) else {}
-        figures = flat_metrics(read_json(artifact.path / SUMMARY))
+        figures = flat_metrics(read_summary(artifact.path))
         track_figures(config.tracking, store.root, artifact, figures, used)
         show(artifact)
     return artifact
@@ -200,7 +200,7 @@ def _sections(config: Config, work: Work, job: EvaluationJob, speaker: Speaker) 
     if job.calibration is not None:
         made = read_calibration(work.path, job.calibration.draft, speaker.draft.max_drafts)
         speaker = calibrate.calibrated(speaker, made)
-        sections["calibration"] = calibrate.summary(made, rounds)
+        sections["calibration"] = calibrate.effect(made, rounds)
     if config.evaluate.sweep:
         sections["sweep"] = sweep.section(work.path, speaker)
     if config.evaluate.profile:

@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from data_specs.evaluation import DRAFT, SWEEP_ROUNDS, read_rounds
+from data_specs.results.summary import SweepRow
 from pipeline.confidence.rounds import Observed, observe
 from pipeline.decoding.calibrate import Answer
 from pipeline.decoding.dialogue import Speaker
@@ -51,7 +51,7 @@ def sweep_row(
     record: pa.Table,
     anew: pa.Table | None,
     changes: Collection[str],
-) -> dict[str, Any]:
+) -> SweepRow:
     """Figures at one threshold: from the record's rounds, shortened, and for the dialogues ``changes`` from ``anew``.
 
     ``accepted`` and ``rejected`` are drafts a round; ``exact`` and ``anew`` count answers. A rate of nothing is None.
@@ -68,15 +68,15 @@ def sweep_row(
     emitted = sum(int(o.emitted.sum()) for o, _ in parts)
     answers = _answers(record)
     redone = sum(count for dialogue, count in answers.items() if dialogue in changes)
-    return {
-        "threshold": threshold,
-        "accepted": accepted / max(1, rounds),
-        "rejected": (proposed - accepted) / max(1, rounds),
-        "acceptance_rate": accepted / proposed if proposed else None,
-        "accepted_length": emitted / rounds if rounds else None,
-        "exact": sum(answers.values()) - redone,
-        "anew": redone,
-    }
+    return SweepRow(
+        threshold=threshold,
+        accepted=accepted / max(1, rounds),
+        rejected=(proposed - accepted) / max(1, rounds),
+        acceptance_rate=accepted / proposed if proposed else None,
+        accepted_length=emitted / rounds if rounds else None,
+        exact=sum(answers.values()) - redone,
+        anew=redone,
+    )
 
 
 def _answers(rounds: pa.Table) -> Counter[str]:
@@ -104,7 +104,7 @@ def decode_changed(folder: Path, speaker: Speaker, prompts: dict[str, list[Promp
         answer(_folder(threshold), other, chosen)
 
 
-def section(folder: Path, speaker: Speaker) -> list[dict[str, Any]]:
+def section(folder: Path, speaker: Speaker) -> list[SweepRow]:
     """Rows of summary.json's sweep (see ``sweep_row``) from the rounds in ``folder``."""
     rounds, rows = read_rounds(folder), []
     record = observe(rounds, speaker.draft.max_drafts)

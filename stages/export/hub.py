@@ -14,6 +14,7 @@ from typing import Any
 
 from data_specs.calibration import Calibration
 from data_specs.manifest import Manifest
+from data_specs.results.summary import AnySummary, Metrics
 from pipeline.report.markdown import markdown_table
 from pipeline.report.model import MACRO, number, with_interval
 from stages.export import llama_cpp, mlx, sglang, vllm
@@ -40,7 +41,7 @@ class CardFacts:
     repo: str
     target: TargetFacts
     provenance: dict[str, Any]
-    summary: dict[str, Any] | None
+    summary: AnySummary | None
     evaluation: Manifest | None
     calibration: Calibration | None
     license: str | None
@@ -127,11 +128,9 @@ def _number(value: Any) -> str:
 def _accepted(known: CardFacts) -> str:
     if known.summary is None or known.evaluation is None:
         return "## Accepted length\n\nNot measured yet: `python -m pipeline stage=evaluate` measures it."
-    benchmarks = known.summary["benchmarks"]
-    # Metrics are None where no prompt of a benchmark fitted the target.
-    rows = [_row(name, b["counts"].get("prompts"), b["metrics"] or {}) for name, b in benchmarks.items()]
-    if known.summary.get("macro"):
-        rows.append(_row(MACRO, known.evaluation.counts.get("prompts"), known.summary["macro"]))
+    rows = [_row(name, b.counts.get("prompts"), b.metrics) for name, b in known.summary.benchmarks.items()]
+    if known.summary.macro:
+        rows.append(_row(MACRO, known.evaluation.counts.get("prompts"), known.summary.macro))
     settings = known.evaluation.config
     about = (
         f"Sampler: {settings.get('sampler')}; at most {settings['evaluate']['max_new_tokens']} new tokens; "
@@ -142,15 +141,13 @@ def _accepted(known: CardFacts) -> str:
     return "## Accepted length\n\n" + markdown_table(columns, rows) + "\n\n" + about
 
 
-def _row(name: str, prompts: int | None, metrics: dict[str, Any]) -> tuple[str, ...]:
-    none = {"value": None, "interval": None}
-    return (
-        name,
-        "-" if prompts is None else str(prompts),
-        with_interval(metrics.get("accepted_length", none)),
-        number(metrics.get("acceptance_rate", none), "{:.0%}"),
-        with_interval(metrics.get("speedup", none)),
-    )
+def _row(name: str, prompts: int | None, metrics: Metrics | None) -> tuple[str, ...]:
+    """``metrics`` are None where no prompt of a benchmark fitted the target."""
+    figures = ("-", "-", "-")
+    if metrics is not None:
+        length, speedup = with_interval(metrics.accepted_length), with_interval(metrics.speedup)
+        figures = (length, number(metrics.acceptance_rate, "{:.0%}"), speedup)
+    return (name, "-" if prompts is None else str(prompts), *figures)
 
 
 def _calibration(calibration: Calibration | None) -> str:

@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 from data_specs.calibration import CALIBRATION, Calibration
 from data_specs.draft import CONFIG, WEIGHTS
 from data_specs.export import CARD, DRAFT_GGUF, PROVENANCE, SCHEMA_VERSION
-from data_specs.manifest import Manifest, file_record, fingerprint, folder_records, read_json, write_json
+from data_specs.manifest import Manifest, file_record, fingerprint, folder_records, write_json
+from data_specs.results.summary import read_summary
 from data_specs.sps import SpsTable, read_table
 from pipeline import console
 from pipeline.config import Config, ConfigError, ExportConfig, TargetConfig
@@ -47,7 +48,6 @@ from stages.export.lineage import (
 from stages.export.source import DraftSource, EngineLayout, ServeFacts, native_fields, read_source
 
 KIND = "export"
-SUMMARY = "summary.json"  # of an evaluation (data_specs/evaluation.py)
 PLANS: dict[str, Callable[[DraftSource], EngineLayout]] = {
     "vllm": vllm.plan, "sglang": sglang.plan, "llama_cpp": llama_cpp.plan, "mlx": mlx.plan, "hub": hub.plan,
 }  # fmt: skip
@@ -279,7 +279,7 @@ def _target_folder(settings: ExportConfig, job: ExportJob) -> Path:
 
 
 def _card_facts(settings: ExportConfig, job: ExportJob, said: dict[str, Any]) -> hub.CardFacts:
-    summary = None if job.evaluation is None else read_json(job.evaluation.path / SUMMARY)
+    summary = None if job.evaluation is None else read_summary(job.evaluation.path)
     return hub.CardFacts(
         repo=settings.repo or settings.name or job.name,
         target=job.target,

@@ -39,8 +39,8 @@ def sts(calibration: Calibration) -> dict[str, Any]:
         "temperatures": calibration.temperatures,
         "dataset": calibration.data,
         "num_samples": calibration.rounds,
-        "ece_before": [row["ece"] for row in calibration.before],
-        "ece_after": [row["ece"] for row in calibration.after],
+        "ece_before": [row.ece for row in calibration.before],
+        "ece_after": [row.ece for row in calibration.after],
     }
 
 

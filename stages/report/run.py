@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from data_specs.manifest import fingerprint, read_json
-from data_specs.study import RESULT
+from data_specs.manifest import fingerprint
+from data_specs.results.study import read_study
 from pipeline import console
 from pipeline.config import Config, ConfigError
 from pipeline.ranks import is_main
@@ -88,7 +88,7 @@ def _commit(
     folder = work.path
 
     def finish() -> dict[str, Any]:
-        write_html(folder, told, read_json(study.path / RESULT) if study else None)
+        write_html(folder, told, read_study(study.path) if study else None)
         benchmarks = common_benchmarks(told)
         return {"evaluations": len(told), "benchmarks": len(benchmarks)}
 

@@ -19,7 +19,8 @@ from typing import Any
 import httpx
 
 from data_specs.evaluation import DRAFT, PLAIN, ROUNDS
-from data_specs.manifest import MANIFEST, fingerprint, read_json, read_manifest
+from data_specs.manifest import MANIFEST, fingerprint, read_manifest
+from data_specs.results.summary import ServedFacts, read_summary
 from data_specs.served import ANSWERS, SCHEMA_VERSION, write_answers
 from pipeline import console
 from pipeline.config import Config, section
@@ -42,14 +43,14 @@ from pipeline.http_client import Caller, ServerError, check_url
 from pipeline.prompts.benchmarks import Benchmark, Prompt
 from pipeline.prompts.own import OwnPrompts, benchmarks_of
 from pipeline.ranks import is_main
-from pipeline.report.summary import SUMMARY, flat_metrics
+from pipeline.report.summary import flat_metrics
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.tracking import track_figures
 from pipeline.store.work import WorkShare, commit_once
 from pipeline.target.files import eos_ids, identity, load_tokenizer, read_config
 from pipeline.target.location import locate
 from stages.served.engines import EngineServer, Identity, ServedReply, make_server
-from stages.served.report import ServedFacts, show, write_report
+from stages.served.report import show, write_report
 
 FILES = (f"{ANSWERS}/*.parquet", "*.json", "*.md", "*.html", "*.png")
 IN_PROCESS = ("threshold", "sweep", "batch")  # settings of ``evaluate`` that no server is told
@@ -283,12 +284,12 @@ def _evaluate(
     def finish() -> dict[str, Any]:
         for left in work.path.glob(f"{ANSWERS}/.*.tmp"):  # of killed runs
             left.unlink()
-        result = write_report(work, store, facts, job.promised, config.evaluate.bootstrap)
+        result = write_report(work, store, facts, asker.server.eos, job.promised, config.evaluate.bootstrap)
         return counts_of(result)
 
     artifact = commit_once(store, work, finish, FILES)
     used = {"evaluation": job.promised} if job.promised else {}
-    figures = flat_metrics(read_json(artifact.path / SUMMARY))
+    figures = flat_metrics(read_summary(artifact.path))
     track_figures(config.tracking, store.root, artifact, figures, used)
     show(artifact)
     return artifact
@@ -364,7 +365,6 @@ def _facts(
         note=config.client.note,
         prompts={name: len(listed) for name, listed in prompts.items()},
         trained=trained,
-        eos=list(asker.server.eos),
     )
 
 

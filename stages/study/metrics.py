@@ -10,14 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from data_specs.results.study import LoadMetrics
 from pipeline.decoding.steps import Step, Times
-
-Metrics = dict[str, float | None]
 
 PARTS = ("prefill", "draft", "schedule", "verify")
 
 
-def metrics(steps: Sequence[Step], times: Sequence[Times]) -> Metrics:
+def metrics(steps: Sequence[Step], times: Sequence[Times]) -> LoadMetrics:
     """All figures of a run; None where there is nothing to tell (no drafts, answers of one token).
 
     throughput          tokens a second from the first arrival to the last finish
@@ -40,23 +39,23 @@ def metrics(steps: Sequence[Step], times: Sequence[Times]) -> Metrics:
     decoded = sum(t.tokens - 1 for t in times)
     speeds = [t.speed for t in times if t.speed is not None]
     waits = [t.first_token - t.arrival for t in times]
-    return {
-        "tokens": sum(t.tokens for t in times),
-        "seconds": seconds,
-        "steps": len(steps),
-        "throughput": _ratio(sum(t.tokens for t in times), seconds),
-        "steady": steady(steps, times),
-        "speed": _ratio(decoded, sum(t.finished - t.first_token for t in times)),
-        "speed_p50": _quantile(speeds, 0.5),
-        "speed_p95": _quantile(speeds, 0.05),
-        "ttft_p50": _quantile(waits, 0.5),
-        "ttft_p95": _quantile(waits, 0.95),
-        "budget": _ratio(verified, served),
-        "accepted_length": _ratio(decoded, served),
-        "acceptance": _ratio(accepted, verified - served),
-        "requests": _ratio(served, len(decoding)),
+    return LoadMetrics(
+        tokens=sum(t.tokens for t in times),
+        seconds=seconds,
+        steps=len(steps),
+        throughput=_ratio(sum(t.tokens for t in times), seconds),
+        steady=steady(steps, times),
+        speed=_ratio(decoded, sum(t.finished - t.first_token for t in times)),
+        speed_p50=_quantile(speeds, 0.5),
+        speed_p95=_quantile(speeds, 0.05),
+        ttft_p50=_quantile(waits, 0.5),
+        ttft_p95=_quantile(waits, 0.95),
+        budget=_ratio(verified, served),
+        accepted_length=_ratio(decoded, served),
+        acceptance=_ratio(accepted, verified - served),
+        requests=_ratio(served, len(decoding)),
         **shares(steps, seconds),
-    }
+    )
 
 
 def steady(steps: Sequence[Step], times: Sequence[Times]) -> float | None:
@@ -67,9 +66,9 @@ def steady(steps: Sequence[Step], times: Sequence[Times]) -> float | None:
     return _ratio(emitted, last - first)
 
 
-def shares(steps: Sequence[Step], seconds: float) -> Metrics:
+def shares(steps: Sequence[Step], seconds: float) -> dict[str, float | None]:
     """Share of ``seconds`` that went into each part of the steps, and the idle rest."""
-    found: Metrics = {
+    found = {
         f"{part}_share": _ratio(sum(getattr(s, f"{part}_seconds") for s in steps), seconds) for part in PARTS
     }
     return found | {"idle_share": max(0.0, 1 - sum(share or 0.0 for share in found.values()))}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from data_specs.manifest import read_json, write_json
-from data_specs.study import MARKDOWN, RESULT
+from data_specs.results.study import StudyResult, read_study, write_study
+from data_specs.results.summary import CalibrationEffect
+from data_specs.study import MARKDOWN
 from pipeline import console
 from pipeline.report.confidence import in_a_line
 from pipeline.report.evaluation import Evaluation
@@ -18,19 +18,19 @@ from pipeline.report.study import serving, title
 from pipeline.store.artifacts import Artifact
 
 
-def write_report(folder: Path, result: dict[str, Any], evaluations: Sequence[Evaluation] = ()) -> None:
+def write_report(folder: Path, result: StudyResult, evaluations: Sequence[Evaluation] = ()) -> None:
     """Write ``result`` (of result.py) into ``folder`` in every form; the page also shows ``evaluations``."""
-    write_json(folder / RESULT, result)
+    write_study(folder, result)
     write_markdown(folder / MARKDOWN, title(result), [serving(result)])
     write_html(folder, evaluations, result)
 
 
-def show(artifact: Artifact, calibration: dict[str, Any] | None = None) -> None:
+def show(artifact: Artifact, calibration: CalibrationEffect | None = None) -> None:
     """The last screen, from the stored result: policies by concurrency, checks, and what to type next.
 
     ``calibration`` is what an evaluation's summary.json tells of the temperatures that the study used.
     """
-    result = read_json(artifact.path / RESULT)
+    result = read_study(artifact.path)
     show_sections([serving(result)])
     if calibration:
         console.say(f"  {in_a_line(calibration)}")

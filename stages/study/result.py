@@ -6,12 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from data_specs.results.study import (
+    Check,
+    Fronts,
+    LoadMetrics,
+    LoadPoint,
+    Prediction,
+    RealPoint,
+    SimulatedPoint,
+    StudyFacts,
+    StudyResult,
+)
 from data_specs.sps import SpsTable
 from data_specs.study import MACHINE, MEASURED
 from pipeline.config import StudyConfig
@@ -20,7 +31,7 @@ from stages.study.costs import Costs, Curve, StepRates, TableCosts, from_steps, 
 from stages.study.fronts import Point as FrontPoint
 from stages.study.fronts import front, shortfall, sla
 from stages.study.measure import MeasuredPoint
-from stages.study.metrics import Metrics, metrics
+from stages.study.metrics import metrics
 from stages.study.points import SCHEDULED, Arm, StudyPoint, arms, request_count
 from stages.study.simulation import Pool, RecordedAnswer, cycle, poisson, simulate
 
@@ -37,25 +48,6 @@ class Recording:
     answers: list[RecordedAnswer]
 
 
-@dataclass(frozen=True)
-class StudyFacts:
-    """What was studied and with what. ``notes``: how each SPS table was made."""
-
-    draft: str
-    target: str
-    sampler: dict[str, Any]
-    benchmarks: list[str]
-    max_new_tokens: int
-    device: str
-    dtype: str
-    calibrated: bool
-    drafts: int
-    policies: list[str]
-    threshold: float
-    seed: int
-    notes: dict[str, str]
-
-
 def result_of(
     recorded: Recording,
     study: StudyConfig,
@@ -63,11 +55,11 @@ def result_of(
     chosen: Sequence[Arm],
     tables: Sequence[SpsTable],
     advance: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
+) -> StudyResult:
     """The contents of study.json. ``advance`` is told of each simulated point."""
     real = [_real(group) for group in _grouped(recorded.points).values()]
-    prediction: list[dict[str, Any]] = []
-    simulated: list[dict[str, Any]] = []
+    prediction: list[Prediction] = []
+    simulated: list[SimulatedPoint] = []
     if recorded.answers:
         pool = Pool.of(recorded.answers)
         shapes = shapes_of(recorded.points)
@@ -75,19 +67,19 @@ def result_of(
             _predicted(group, pool, shapes, study, facts) for group in _grouped(recorded.points).values()
         ]
         prediction = [_compared(one, other) for one, other in zip(real, predicted, strict=True)]
-        simulated = [point for point in predicted]
+        simulated = list(predicted)
         for table in tables:
             simulated += _simulated(pool, table, study, facts, chosen, advance)
     names = {table.name for table in tables if recorded.answers}
-    return {
-        "facts": asdict(facts) | {"prompts": len(recorded.answers)},
-        "real": real,
-        "simulated": simulated,
-        "prediction": prediction,
-        "fronts": {MEASURED: fronts(real, study.sla)}
+    return StudyResult(
+        facts=facts,
+        real=real,
+        simulated=simulated,
+        prediction=prediction,
+        fronts={MEASURED: fronts(real, study.sla)}
         | {name: fronts(_closed(simulated, name), study.sla) for name in sorted(names)},
-        "checks": {name: checks(_closed(simulated, name), facts.drafts) for name in sorted(names)},
-    }
+        checks={name: checks(_closed(simulated, name), facts.drafts) for name in sorted(names)},
+    )
 
 
 # --- measured, and predicted ------------------------------------------------------------------------------
@@ -103,8 +95,16 @@ def _grouped(
     return found
 
 
-def _real(repeats: Sequence[tuple[StudyPoint, MeasuredPoint]]) -> dict[str, Any]:
-    return _entry(repeats[0][0], [metrics(measured.steps, measured.times) for _, measured in repeats])
+def _real(repeats: Sequence[tuple[StudyPoint, MeasuredPoint]]) -> RealPoint:
+    found = [metrics(measured.steps, measured.times) for _, measured in repeats]
+    point = repeats[0][0]
+    return RealPoint(
+        policy=point.arm.name,
+        concurrency=point.concurrency,
+        metrics=_means(found),
+        repeats=len(found),
+        throughputs=[one.throughput or 0.0 for one in found],
+    )
 
 
 def shapes_of(points: dict[StudyPoint, MeasuredPoint]) -> dict[int, TableCosts]:
@@ -121,7 +121,7 @@ def _predicted(
     shapes: dict[int, TableCosts],
     study: StudyConfig,
     facts: StudyFacts,
-) -> dict[str, Any]:
+) -> SimulatedPoint:
     """The same requests simulated, at the pace that the machine had during each repeat (``Step.pace``)."""
     found = []
     for point, measured in repeats:
@@ -131,33 +131,33 @@ def _predicted(
         load = cycle(pool, request_count(study, point.concurrency))
         run = simulate(pool, load, costs, policy, point.concurrency, point.arm.drafts)
         found.append(metrics(run.steps, run.times))
-    return {"sps": MACHINE, "arrival": None} | _entry(repeats[0][0], found)
+    point = repeats[0][0]
+    return SimulatedPoint(
+        sps=MACHINE,
+        arrival=None,
+        policy=point.arm.name,
+        concurrency=point.concurrency,
+        metrics=_means(found),
+        repeats=len(found),
+        throughputs=[one.throughput or 0.0 for one in found],
+    )
 
 
-def _entry(point: StudyPoint, found: Sequence[Metrics]) -> dict[str, Any]:
-    return {
-        "policy": point.arm.name,
-        "concurrency": point.concurrency,
-        "repeats": len(found),
-        "throughputs": [one["throughput"] for one in found],
-        "metrics": {name: _mean(one[name] for one in found) for name in found[0]},
-    }
+def _means(found: Sequence[LoadMetrics]) -> LoadMetrics:
+    """Every figure's mean over the repeats that have it."""
+    return LoadMetrics(**{f.name: _mean(getattr(one, f.name) for one in found) for f in fields(LoadMetrics)})
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> Any:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
 
-def _compared(real: dict[str, Any], simulated: dict[str, Any]) -> dict[str, Any]:
-    ours, theirs = simulated["metrics"]["throughput"], real["metrics"]["throughput"]
-    return {
-        "policy": real["policy"],
-        "concurrency": real["concurrency"],
-        "real": theirs,
-        "simulated": ours,
-        "error": ours / theirs - 1,
-    }
+def _compared(real: RealPoint, simulated: SimulatedPoint) -> Prediction:
+    ours, theirs = simulated.metrics.throughput or 0.0, real.metrics.throughput or 0.0
+    return Prediction(
+        policy=real.policy, concurrency=real.concurrency, real=theirs, simulated=ours, error=ours / theirs - 1
+    )
 
 
 # --- simulated machines -----------------------------------------------------------------------------------
@@ -170,22 +170,22 @@ def _simulated(
     facts: StudyFacts,
     chosen: Sequence[Arm],
     advance: Callable[[str], None],
-) -> list[dict[str, Any]]:
+) -> list[SimulatedPoint]:
     """Every policy and fixed length at every concurrency, and the policies under Poisson arrivals."""
     costs = from_table(table, SCHEDULE)
-    found = []
+    found: list[SimulatedPoint] = []
     for concurrency in study.simulated_concurrencies:
         for arm in simulated_arms(chosen, pool.drafts):
-            found.append(_point(pool, costs, study, arm, concurrency, facts.seed, None))
+            found.append(_point(pool, costs, study, arm, concurrency, facts.seed, None, table.name))
             advance(f"{arm.name} at {concurrency}")
     most = max(study.simulated_concurrencies)
-    fixed = [e["metrics"]["throughput"] for e in found if e["policy"].startswith("fixed")]
+    fixed = [_throughput(point) for point in found if point.policy.startswith("fixed")]
     for load in study.arrivals:
         rate = load * max(fixed) / float(pool.lengths.mean())
         for arm in chosen:
-            found.append(_point(pool, costs, study, arm, most, facts.seed, rate))
+            found.append(_point(pool, costs, study, arm, most, facts.seed, rate, table.name))
             advance(f"{arm.name} at {rate:.0f} requests/s")
-    return [{"sps": table.name} | entry for entry in found]
+    return found
 
 
 def _point(
@@ -196,7 +196,8 @@ def _point(
     slots: int,
     seed: int,
     rate: float | None,
-) -> dict[str, Any]:
+    sps: str,
+) -> SimulatedPoint:
     """Every answer of the pool as often as any other."""
     size = len(pool.lengths)
     count = -(-study.simulated_requests_per_slot * slots // size) * size
@@ -205,70 +206,69 @@ def _point(
     policy = arm.policy(StepRates(costs, arm.drafts, context))
     run = simulate(pool, load, costs, policy, slots, arm.drafts, study.simulated_prefill_tokens)
     found = metrics(run.steps, run.times)
-    return {"policy": arm.name, "concurrency": slots, "arrival": rate, "metrics": found}
+    return SimulatedPoint(sps=sps, arrival=rate, policy=arm.name, concurrency=slots, metrics=found)
 
 
-def _closed(simulated: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+def _closed(simulated: Sequence[SimulatedPoint], name: str) -> list[SimulatedPoint]:
     """The points of an SPS table at which all requests came at once."""
-    return [entry for entry in simulated if entry["sps"] == name and entry["arrival"] is None]
+    return [point for point in simulated if point.sps == name and point.arrival is None]
 
 
 # --- fronts and checks ------------------------------------------------------------------------------------
 
 
-def fronts(entries: Sequence[dict[str, Any]], anchors: Sequence[float]) -> dict[str, Any]:
+def fronts(points: Sequence[LoadPoint], anchors: Sequence[float]) -> Fronts:
     """Front and SLA throughput of each policy, over its concurrencies."""
-    names = dict.fromkeys(entry["policy"] for entry in entries)
-    found = {name: front(_offers(entries, [name])) for name in names}
-    return {
-        "points": {name: [list(point) for point in points] for name, points in found.items()},
-        "sla": {name: sla(points, anchors) for name, points in found.items()},
-    }
+    names = dict.fromkeys(point.policy for point in points)
+    found = {name: front(_offers(points, [name])) for name in names}
+    return Fronts(points=found, sla={name: sla(points, anchors) for name, points in found.items()})
 
 
-def _offers(entries: Sequence[dict[str, Any]], policies: Sequence[str]) -> list[FrontPoint]:
+def _throughput(point: LoadPoint) -> float:
+    return point.metrics.throughput or 0.0
+
+
+def _offers(points: Sequence[LoadPoint], policies: Sequence[str]) -> list[FrontPoint]:
     """(speed, throughput while slots are refilled, or over all) of the points of ``policies``."""
-    told = [entry["metrics"] for entry in entries if entry["policy"] in policies]
-    return [(m["speed"], m["steady"] or m["throughput"]) for m in told if m["speed"] is not None]
+    told = [point.metrics for point in points if point.policy in policies]
+    return [(m.speed, m.steady or m.throughput or 0.0) for m in told if m.speed is not None]
 
 
-def checks(entries: Sequence[dict[str, Any]], drafts: int) -> dict[str, Any]:
+def checks(points: Sequence[LoadPoint], drafts: int) -> dict[str, Check]:
     """For each scheduler: how far its front lies below the best fixed length's, and whether its budget falls."""
     lengths = [f"fixed_{n}" for n in range(1, drafts + 1)]
-    best = front(_offers(entries, lengths))
+    best = front(_offers(points, lengths))
     found = {}
     for name in SCHEDULED:
-        own = [entry for entry in entries if entry["policy"] == name]
+        own = [point for point in points if point.policy == name]
         if not own:
             continue
         below = shortfall(front(_offers(own, [name])), best)
-        budgets = sorted((entry["concurrency"], entry["metrics"]["budget"]) for entry in own)
-        found[name] = {
-            "against": lengths,
-            "shortfall": below,
-            "plain_ahead_from": _plain_ahead_from(entries),
-            "same_load": _same_load(entries, name, lengths),
-            "limit": LIMIT,
-            "holds": below <= LIMIT,
-            "budgets": [list(pair) for pair in budgets],
-            "budget_falls": falls([budget for _, budget in budgets]),
-        }
+        budgets = sorted((point.concurrency, point.metrics.budget or 0.0) for point in own)
+        found[name] = Check(
+            against=lengths,
+            shortfall=below,
+            plain_ahead_from=_plain_ahead_from(points),
+            same_load=_same_load(points, name, lengths),
+            limit=LIMIT,
+            holds=below <= LIMIT,
+            budgets=budgets,
+            budget_falls=falls([budget for _, budget in budgets]),
+        )
     return found
 
 
-def _same_load(entries: Sequence[dict[str, Any]], name: str, others: Sequence[str]) -> float:
+def _same_load(points: Sequence[LoadPoint], name: str, others: Sequence[str]) -> float:
     """The largest share of throughput that ``name`` misses against the best of ``others`` at the same concurrency."""
-    own = {e["concurrency"]: e["metrics"]["throughput"] for e in entries if e["policy"] == name}
-    return max(
-        1 - own[e["concurrency"]] / e["metrics"]["throughput"] for e in entries if e["policy"] in others
-    )
+    own = {point.concurrency: _throughput(point) for point in points if point.policy == name}
+    return max(1 - own[point.concurrency] / _throughput(point) for point in points if point.policy in others)
 
 
-def _plain_ahead_from(entries: Sequence[dict[str, Any]]) -> int | None:
+def _plain_ahead_from(points: Sequence[LoadPoint]) -> int | None:
     """The least concurrency from which on plain decoding has more throughput than all others; None: nowhere."""
     ahead = None
-    for concurrency in sorted({e["concurrency"] for e in entries}, reverse=True):
-        told = [(e["metrics"]["throughput"], e["policy"]) for e in entries if e["concurrency"] == concurrency]
+    for concurrency in sorted({point.concurrency for point in points}, reverse=True):
+        told = [(_throughput(point), point.policy) for point in points if point.concurrency == concurrency]
         if max(told)[1] != "plain":
             break
         ahead = concurrency

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from data_specs import sps
-from data_specs.manifest import fingerprint, read_json
+from data_specs.manifest import fingerprint
+from data_specs.results.study import StudyFacts, StudyResult
+from data_specs.results.summary import CalibrationEffect, read_summary
 from data_specs.sps import SpsTable
 from data_specs.study import (
     AFTER,
@@ -42,7 +44,6 @@ from pipeline.decoding.steps import Step, Times
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.ranks import is_main
 from pipeline.report.evaluation import Evaluation, committed
-from pipeline.report.summary import SUMMARY
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.lineage import made_of_draft
 from pipeline.store.work import WorkShare, commit_once
@@ -51,7 +52,7 @@ from stages.study.costs import from_steps
 from stages.study.measure import InProcessServer, MeasuredPoint, temperatures_of
 from stages.study.points import CONFIDENT, Arm, StudyPoint, arms, points, request_count
 from stages.study.report import show, write_report
-from stages.study.result import Recording, StudyFacts, result_of, simulated_count
+from stages.study.result import Recording, result_of, simulated_count
 from stages.study.simulation import RecordedAnswer
 
 KIND = "study"
@@ -156,7 +157,7 @@ def _study(config: Config, store: Store, plan: StudyPlan) -> Artifact:
             result = result_of(
                 found,
                 config.study,
-                _facts(config, plan),
+                _facts(config, plan, len(found.answers)),
                 plan.arms,
                 plan.tables,
                 lambda name: bar.advance(1, name),
@@ -172,11 +173,11 @@ def _evaluated(store: Store, job: EvaluationJob) -> list[Evaluation]:
     return [committed(one, store) for one in made_of_draft(store, "evaluation", job.parents["draft"])[:1]]
 
 
-def _judged(store: Store, plan: StudyPlan) -> dict[str, Any] | None:
+def _judged(store: Store, plan: StudyPlan) -> CalibrationEffect | None:
     """What the latest evaluation of the draft with the study's temperatures says of them; None where none has them."""
     for one in made_of_draft(store, "evaluation", plan.job.parents["draft"]):
-        calibration: dict[str, Any] | None = read_json(one.path / SUMMARY).get("calibration")
-        if calibration and calibration["temperatures"] == plan.temperatures:
+        calibration = read_summary(one.path).calibration
+        if calibration and calibration.temperatures == plan.temperatures:
             return calibration
     return None
 
@@ -275,7 +276,7 @@ def read_pool(folder: Path) -> list[RecordedAnswer]:
     return answers
 
 
-def _facts(config: Config, plan: StudyPlan) -> StudyFacts:
+def _facts(config: Config, plan: StudyPlan, prompts: int) -> StudyFacts:
     return StudyFacts(
         draft=plan.job.name,
         target=config.target.name,
@@ -290,15 +291,16 @@ def _facts(config: Config, plan: StudyPlan) -> StudyFacts:
         threshold=config.study.threshold,
         seed=config.seed,
         notes={table.name: table.note for table in plan.tables},
+        prompts=prompts,
     )
 
 
-def _counts(result: dict[str, Any]) -> dict[str, Any]:
+def _counts(result: StudyResult) -> dict[str, Any]:
     """What the manifest says: how much was measured and simulated, and how far predictions were off at most."""
-    errors = [abs(row["error"]) for row in result["prediction"]]
+    errors = [abs(row.error) for row in result.prediction]
     return {
-        "points": len(result["real"]),
-        "simulated_points": len(result["simulated"]),
+        "points": len(result.real),
+        "simulated_points": len(result.simulated),
         "largest_error": max(errors) if errors else None,
     }
 

@@ -16,9 +16,9 @@ from serving import draft_server, llama_server, programs, served, vllm_server
 
 from data_specs.export import TARGET_GGUF
 from data_specs.manifest import read_json
+from data_specs.results.summary import SUMMARY
 from pipeline.config import ClientConfig, Config, EvaluateConfig, StageConfig, TrackingConfig
 from pipeline.prompts.chat import render_prompt
-from pipeline.report.summary import SUMMARY
 from pipeline.store.artifacts import Artifact, Store
 from stages.evaluate.run import run_evaluate
 from stages.served.run import run_served

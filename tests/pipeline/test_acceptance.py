@@ -6,7 +6,12 @@ import pytest
 from scipy.stats import bootstrap
 
 from data_specs.evaluation import SCHEMA
+from data_specs.results.records import to_json
 from pipeline.acceptance import average, by_context, figures, from_sums, summary
+
+
+def told_of(metrics):
+    return to_json(summary(metrics))
 
 
 def row(prompt, number, drafted, accepted, **changes):
@@ -77,7 +82,7 @@ def test_drafts_after_eos_do_not_count_as_rejected():
 
 
 def test_without_a_baseline_there_is_no_speedup():
-    told = summary(figures(table([row(0, 1, 3, 1), row(1, 1, 3, 1)]), 3, 50).metrics)
+    told = told_of(figures(table([row(0, 1, 3, 1), row(1, 1, 3, 1)]), 3, 50).metrics)
     assert told["speedup"] == {"value": None, "interval": None}
     assert told["same_answers"] == {"value": None, "interval": None}
     assert told["accepted_length"] == {"value": 2.0, "interval": [2.0, 2.0]}
@@ -85,7 +90,7 @@ def test_without_a_baseline_there_is_no_speedup():
 
 def test_one_prompt_has_no_interval():
     """One prompt can mislead by half: no interval is made up from its rounds (pitfall 42)."""
-    told = summary(figures(table([row(0, 1, 3, 0), row(0, 2, 3, 3)]), 3, 100).metrics)
+    told = told_of(figures(table([row(0, 1, 3, 0), row(0, 2, 3, 3)]), 3, 100).metrics)
     assert told["accepted_length"] == {"value": 2.5, "interval": None}
 
 
@@ -105,7 +110,7 @@ def test_the_interval_covers_the_true_mean_95_percent_of_the_time():
     """True mean 4 (accepted 3 on average, and the bonus); an interval over rounds would cover it far less."""
     covered = 0
     for seed in range(100):
-        low, high = summary(figures(many(25, seed), 7, 300).metrics)["accepted_length"]["interval"]
+        low, high = told_of(figures(many(25, seed), 7, 300).metrics)["accepted_length"]["interval"]
         covered += low <= 4 <= high
     assert 86 <= covered <= 99
 
@@ -134,7 +139,7 @@ def test_the_interval_is_the_one_that_scipy_finds():
     rounds = random.integers(5, 40, 60).astype(float)
     emitted = rounds * random.uniform(1, 5, 60)
     metrics = from_sums(of_prompts(rounds=rounds, emitted=emitted), 20_000).metrics
-    told = summary(metrics)["accepted_length"]
+    told = told_of(metrics)["accepted_length"]
     expected = independent(lambda e, r, axis: e.sum(axis) / r.sum(axis), emitted, rounds)
     assert told["value"] == pytest.approx(emitted.sum() / rounds.sum())
     assert told["interval"] == pytest.approx(expected, rel=0.004)  # a 90 % interval is 8 % off on either side
@@ -147,7 +152,7 @@ def test_a_speedup_resamples_both_ways_of_answering_together():
     tokens, slow = np.full(40, 64.0), random.lognormal(0, 1, 40)
     seconds = slow * random.uniform(0.95, 1.05, 40)
     sums = of_prompts(tokens=tokens, seconds=seconds, plain_tokens=tokens, plain_seconds=1.5 * slow)
-    told = summary(from_sums(sums, 20_000).metrics)["speedup"]
+    told = told_of(from_sums(sums, 20_000).metrics)["speedup"]
 
     def ratio(s, p, axis):
         return p.sum(axis) / s.sum(axis)
@@ -164,7 +169,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     for _ in range(400):
         rounds = random.integers(10, 30, 40).astype(float)
         emitted = rounds * random.normal(3, 1, 40)
-        low, high = summary(from_sums(of_prompts(rounds=rounds, emitted=emitted), 400).metrics)[
+        low, high = told_of(from_sums(of_prompts(rounds=rounds, emitted=emitted), 400).metrics)[
             "accepted_length"
         ]["interval"]
         held += low <= 3 <= high
@@ -173,7 +178,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 
 def test_intervals_repeat():
     rounds = many(8, 0)
-    first, second = (summary(figures(rounds, 7, 200).metrics) for _ in range(2))
+    first, second = (told_of(figures(rounds, 7, 200).metrics) for _ in range(2))
     assert first == second
     low, high = first["survival"][2]["interval"]
     assert low < first["survival"][2]["value"] < high
@@ -183,7 +188,7 @@ def test_macro_average():
     one = figures(table([row(0, 1, 3, 1), row(1, 1, 3, 1)]), 3, 20)
     other = figures(table([row(0, 1, 3, 3), row(1, 1, 3, 3), row(2, 1, 3, 3)]), 3, 20)
     single = figures(table([row(0, 1, 3, 0)]), 3, 20)
-    told = summary(average([one, other, single]))
+    told = told_of(average([one, other, single]))
     assert told["accepted_length"]["value"] == pytest.approx((2 + 4 + 1) / 3)
     assert told["accepted_length"]["interval"] == pytest.approx([7 / 3, 7 / 3])
     assert [f["value"] for f in told["survival"]] == pytest.approx([2 / 3, 1 / 3, 1 / 3])

@@ -9,6 +9,7 @@ import pytest
 from tiny_errors import refused
 
 from data_specs.evaluation import SCHEMA, EvaluationError
+from data_specs.results.records import to_json
 from pipeline.confidence.rounds import compare, observe
 
 
@@ -61,16 +62,16 @@ def test_quality_by_hand():
     rounds = table(*(row(n, [sure, 0.5], a, p) for n, a, p in ((1, 1, 1), (2, 1, 2), (3, 2, 2), (4, 0, 2))))
     found = compare(observe(rounds, 2), [2.0, 1.0])
     first, second = found["before"]
-    assert (first["rounds"], second["rounds"]) == (4, 3)
-    assert first["ece"] == pytest.approx(sure - 0.75, abs=1e-6) and first["auc"] == 0.5
-    assert found["after"][0]["ece"] == pytest.approx(0.05, abs=1e-6)
+    assert (first.rounds, second.rounds) == (4, 3)
+    assert first.ece == pytest.approx(sure - 0.75, abs=1e-6) and first.auc == 0.5
+    assert found["after"][0].ece == pytest.approx(0.05, abs=1e-6)
     # Cumulative product 0.8 * 0.5 = 0.4 in bin 8 (as a float just below or at it), a third accepted.
-    assert found["after"][1]["ece"] == pytest.approx(0.4 - 1 / 3, abs=1e-6)
-    assert sum(found["after"][1]["counts"]) == 3 and found["after"][0]["predicted"][0] is None
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["after"][1].ece == pytest.approx(0.4 - 1 / 3, abs=1e-6)
+    assert sum(found["after"][1].counts) == 3 and found["after"][0].predicted[0] is None
+    assert json.dumps([to_json(one) for one in found["after"]], allow_nan=False)
 
 
 def test_positions_that_no_round_reached_have_no_rounds():
     found = compare(observe(table(row(1, [0.75], 1)), 2), [1.0, 1.0])
-    assert [q["rounds"] for q in found["before"]] == [q["rounds"] for q in found["after"]] == [1, 0]
-    assert [q["rounds"] for q in compare(observe(table(row(0, None, 0)), 2), [1.0, 1.0])["after"]] == [0, 0]
+    assert [q.rounds for q in found["before"]] == [q.rounds for q in found["after"]] == [1, 0]
+    assert [q.rounds for q in compare(observe(table(row(0, None, 0)), 2), [1.0, 1.0])["after"]] == [0, 0]

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import tiny_evaluation
+import tiny_summary
 from tiny_errors import refused
 from tiny_templates import SWITCHED, folder_with
 
@@ -202,10 +203,10 @@ def test_chunks():
 
 def test_the_manifest_counts_all_benchmarks_together():
     common = {"prompts": 2, "answers": 3, "rounds": 10, "tokens": 20}
-    result = {
-        "benchmarks": {"a": {"counts": common | {"too_long": 1}}, "b": {"counts": common}},
-        "macro": {"accepted_length": {"value": 2.5}, "speedup": {"value": None}},
-    }
+    values = tiny_summary.summary(levels={"a": 1.5, "b": 1.5})
+    for name, counts in (("a", common | {"too_long": 1}), ("b", common)):
+        values["benchmarks"][name]["counts"] = counts
+    values["macro"] |= {"speedup": tiny_summary.told(None)}
     sums = {"prompts": 4, "answers": 6, "rounds": 20, "tokens": 40, "too_long": 1}
-    assert counts_of(result) == sums | {"accepted_length": 2.5, "speedup": None}
-    assert counts_of(result | {"macro": None}) == sums
+    assert counts_of(tiny_summary.record(values)) == sums | {"accepted_length": 2.5, "speedup": None}
+    assert counts_of(tiny_summary.record(values | {"macro": None})) == sums

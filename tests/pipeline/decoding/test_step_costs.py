@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import tiny
+import tiny_summary
 
 from data_specs.manifest import write_json
+from data_specs.results.records import to_json
 from data_specs.sps import read_table
 from pipeline.decoding import step_costs
 from pipeline.target.model import Target
@@ -33,7 +35,7 @@ def test_a_profile_of_a_real_target(tmp_path: Path) -> None:
     tiny.save_target(tmp_path)
     target, draft = Target.load(tiny.located(tmp_path), [0, 1]), tiny.draft(block_size=3).eval()
     calls: list[None] = []
-    made = step_costs.measure(target, draft, 12, [4, 9], 2, lambda: calls.append(None))
+    made = to_json(step_costs.measure(target, draft, 12, [4, 9], 2, lambda: calls.append(None)))
     assert len(calls) == step_costs.rounds_of([4, 9], 2) == 8
     assert [curve["context"] for curve in made["contexts"]] == [4, 9]
     for curve in made["contexts"]:
@@ -46,18 +48,11 @@ def test_a_profile_of_a_real_target(tmp_path: Path) -> None:
 
 def test_a_profile_becomes_a_table_for_simulations(tmp_path: Path) -> None:
     """Two requests from B = 5 on; a position costs 1 ms a request."""
-    points = [{"tokens": n} for n in (1, 5)]
-    draft = [{"requests": 1, "seconds": 0.25, "interval": [0.2, 0.3]}]
-    made = {
-        "machine": {"device": "a CPU"}, "block": 3, "repeats": 5,
-        "contexts": [
-            {"context": 100, "points": points, "fit": [0.6, 1.2], "draft": draft},
-            {"context": 300, "points": points, "fit": [0.8, 1.6], "draft": draft},
-        ],
-    }  # fmt: skip
+    points = [(1, 0.5), (5, 0.5)]
+    made = tiny_summary.profile_record([(100, points, [0.6, 1.2]), (300, points, [0.8, 1.6])], block=3)
     write_json(tmp_path / "sps.json", step_costs.table(made, "here", "tiny"))
     table = read_table(tmp_path / "sps.json")
     assert table.position_seconds == pytest.approx(0.001)
     assert table.points == ((1, pytest.approx(2.0)), (5, pytest.approx(1.0)))
     assert table.draft == ((1, 0.25),)
-    assert (table.source, table.context, table.machine) == ("measured", 0, "a CPU")
+    assert (table.source, table.context, table.machine) == ("measured", 0, "a <CPU>")

@@ -40,10 +40,10 @@ def pages(tmp_path_factory):
     for name, each in zip(("one", "two"), summaries, strict=True):
         (folder / name).mkdir()
         told = [
-            Evaluation(label or "tiny:v0", summary, "2026-11-30T03:19:49+00:00")
+            Evaluation(label or "tiny:v0", tiny_summary.record(summary), "2026-11-30T03:19:49+00:00")
             for label, summary in each.items()
         ]
-        path = write_html(folder / name, told, tiny_summary.study())
+        path = write_html(folder / name, told, tiny_summary.study_record())
         found[name] = path.as_uri(), each
     return found
 

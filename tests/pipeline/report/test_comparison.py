@@ -16,7 +16,7 @@ def result():
 
 
 def test_the_page_says_what_the_json_says(result) -> None:
-    read = html_page.Page(html(page(result)))
+    read = html_page.Page(html(page(tiny_summary.comparison_record(result))))
     assert read.faults == []
     assert html_page.wrong_numbers(read, {"": result | {"benchmarks": {}}}) == []
     keys = {key for _, key in read.numbers}
@@ -29,7 +29,7 @@ def test_the_page_says_what_the_json_says(result) -> None:
 
 
 def test_the_tables_as_text(result) -> None:
-    lines = markdown("t", sections(result)).splitlines()
+    lines = markdown("t", sections(tiny_summary.comparison_record(result))).splitlines()
     for line in (
         "| benchmark | prompts | dspark | mtp |",
         "| macro average | 8 | 2.00 [1.90, 2.10] | 1.50 [1.40, 1.60] |",
@@ -49,7 +49,11 @@ def test_the_tables_as_text(result) -> None:
 
 def test_a_figure_without_latency_is_one_drawing_and_one_table(result) -> None:
     result["figures"]["block"]["latency"] = None
-    (figure,) = [section for section in sections(result) if section.anchor == "figure-block"]
+    (figure,) = [
+        section
+        for section in sections(tiny_summary.comparison_record(result))
+        if section.anchor == "figure-block"
+    ]
     drawn, table = figure.blocks
     assert isinstance(drawn, Drawings) and [chart.title for chart in drawn.charts] == ["Accepted length"]
     assert isinstance(table, Table) and list(table.columns) == ["drafter.block_size", "4", "8"]
@@ -57,6 +61,6 @@ def test_a_figure_without_latency_is_one_drawing_and_one_table(result) -> None:
 
 
 def test_what_was_equal_is_told(result) -> None:
-    text = markdown("t", sections(result))
+    text = markdown("t", sections(tiny_summary.comparison_record(result)))
     assert "every variant: 9 steps of 4 sequences with 5 blocks each, seed 0" in text
     assert "temperature 0.0; at most 64 new tokens; cpu, bfloat16, batch of one" in text

@@ -1,8 +1,12 @@
 """What the report says of a calibration and a sweep, in Markdown and on the screen; summaries without either."""
 
+from pathlib import Path
+
 import pytest
 import tiny_summary
 
+from data_specs.results.records import parse
+from data_specs.results.summary import CalibrationEffect
 from pipeline.report import confidence
 from pipeline.report.evaluation import Evaluation
 from pipeline.report.markdown import write_markdown
@@ -36,7 +40,7 @@ BARE = ROW | {
 
 
 def sections(**changes):
-    one = Evaluation("d:v0", tiny_summary.summary() | changes, "2026-11-30")
+    one = Evaluation("d:v0", tiny_summary.record(tiny_summary.summary() | changes), "2026-11-30")
     return [confidence.calibration(one), confidence.sweep(one)]
 
 
@@ -66,7 +70,10 @@ def test_last_screen(capsys):
 
 def test_a_line_for_other_tables():
     expected = "ECE 15.0 % -> 3.0 % on average, by position 20.0 % -> 2.0 %, 10.0 % -> 4.0 %"
-    assert confidence.in_a_line(CALIBRATION) == f"calibrated confidence: {expected}"
+    assert (
+        confidence.in_a_line(parse(CALIBRATION, CalibrationEffect, Path("summary.json")))
+        == f"calibrated confidence: {expected}"
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"calibration": None, "sweep": None}])

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import tiny_summary
 
-from data_specs.manifest import ManifestError, write_json
-from pipeline.report.evaluation import Evaluation, committed, facts, in_the_making
+from data_specs.manifest import ManifestError
+from data_specs.results.summary import write_summary
+from pipeline.report.evaluation import committed, facts, in_the_making
 from pipeline.store.artifacts import Store
 
 
@@ -31,12 +32,12 @@ LINEAGE = [("draft", "tiny_dspark:v0", "d"), ("cache", None, "c")]
 
 
 def test_an_evaluation_in_the_making_is_told_as_it_will_be_committed(store):
-    work, summary = begun(store), tiny_summary.summary()
+    work, summary = begun(store), tiny_summary.record(tiny_summary.summary())
     making = in_the_making(work, summary, store)
     assert (making.label, making.summary, making.fingerprint) == ("tiny_dspark", summary, "e" * 64)
     assert lines(making) == LINEAGE
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", making.created)
-    write_json(work.path / "summary.json", summary)
+    write_summary(work.path, summary)
     artifact = store.commit(work, {})
     found = committed(artifact, store)
     assert (found.label, found.summary) == ("tiny_dspark:v0", summary) and lines(found) == LINEAGE
@@ -53,30 +54,29 @@ def test_a_summary_that_is_missing_is_named(store):
 
 def test_an_average_is_a_row_only_of_several_benchmarks():
     summary = tiny_summary.summary()
-    one = Evaluation("a", summary, "")
+    one = tiny_summary.evaluation(summary)
     assert (one.title, one.positions) == ("tiny_dspark on tiny", 3)
     assert [row[:2] for row in one.rows] == [
         ("zeta", "zeta"), ("alpha", "alpha"), ("macro average", "macro"),
     ]  # fmt: skip
-    assert [row[2]["accepted_length"]["value"] for row in one.rows] == pytest.approx([2.5, 1.7, 2.1])
+    assert [row[2].accepted_length.value for row in one.rows] == pytest.approx([2.5, 1.7, 2.1])
     summary["benchmarks"]["zeta"]["metrics"] = None  # not one answer
+    one = tiny_summary.evaluation(summary)
     assert list(one.named) == ["alpha"] and [row[:2] for row in one.rows] == [("alpha", "alpha")]
     summary["benchmarks"]["alpha"]["metrics"] = None
-    assert one.rows == []
+    assert tiny_summary.evaluation(summary).rows == []
 
 
 def test_facts_are_text_in_an_order_of_their_own():
-    one = tiny_summary.evaluation(tiny_summary.summary(batch=16, new_one=True, plain_server=None))
+    one = tiny_summary.evaluation(tiny_summary.summary(batch=16))
     told = facts(one)
     assert list(told) == [
         "Draft", "Target", "Sampler", "Confidence threshold", "New tokens at most", "Thinking mode", "Device", "Type",
-        "Prompts at a time", "New one", "Plain server", "Prompts", "Made", "Packages", "Revision of draftline",
+        "Prompts at a time", "Prompts trained on", "Prompts", "Made", "Packages", "Revision of draftline",
     ]  # fmt: skip
-    assert {name: told[name] for name in ("Sampler", "Prompts at a time", "New one", "Plain server")} == {
-        "Sampler": "temperature 0.0", "Prompts at a time": "16", "New one": "on", "Plain server": "–",
-    }  # fmt: skip
+    assert (told["Sampler"], told["Prompts at a time"]) == ("temperature 0.0", "16")
     assert told["Thinking mode"] == "as the chat template has it" and told["Prompts"] == "zeta 4, alpha 4"
     assert (told["Made"], told["Packages"]) == ("2026-11-30 03:19 UTC", "torch 2.13.0")
     assert told["Revision of draftline"] == "f00dcafe1234"
-    other = facts(replace(one, summary=tiny_summary.summary(thinking=False), revision=None))
+    other = facts(replace(tiny_summary.evaluation(tiny_summary.summary(thinking=False)), revision=None))
     assert (other["Thinking mode"], other["Revision of draftline"]) == ("off", "unknown")

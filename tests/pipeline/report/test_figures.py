@@ -83,7 +83,7 @@ def test_the_effective_sampler_is_said():
     summary = tiny_summary.summary(sampler=sampler, threshold=0.3, thinking=False, batch=2)
     how, _ = texts(benchmarks(evaluation(summary | {"calibration": tiny_summary.calibration()})))
     said = "sampler: temperature 0.7, top_p 0.9, draft_sampling greedy; at most 64 new tokens; thinking False"
-    assert sampling(summary["facts"]) == said
+    assert sampling(tiny_summary.record(summary).facts) == said
     assert how.startswith(
         f"{said}; threshold 0.3 on calibrated confidences; cpu, float32, 2 prompts at a time"
     )
@@ -91,11 +91,13 @@ def test_the_effective_sampler_is_said():
     assert how.endswith("threshold 0.0; cpu, float32, one prompt at a time")
 
 
-def test_an_overview_draws_what_is_asked_for():
-    metrics = tiny_summary.metrics(1.0)
-    (chart,) = overview([("zeta", [metrics, metrics])], ["a", "b"], keys=("speedup",))
-    assert (chart.title, chart.labels, chart.at) == ("Speedup", ["a", "b"], 1.0)
-    assert chart.groups == [("zeta", [metrics["speedup"]] * 2)]
+def test_an_overview_draws_accepted_length_and_speedup():
+    metrics = evaluation(tiny_summary.summary()).named["zeta"]
+    length, speedup = overview([("zeta", [metrics, metrics])], ["a", "b"])
+    assert (length.title, speedup.title, speedup.labels, speedup.at) == (
+        "Accepted length", "Speedup", ["a", "b"], 1.0,
+    )  # fmt: skip
+    assert speedup.groups == [("zeta", [metrics.speedup] * 2)]
 
 
 def test_positions_are_drawn_and_told_below():
@@ -184,16 +186,20 @@ def test_totals_are_over_all_benchmarks():
     summary = tiny_summary.summary()
     summary["benchmarks"]["zeta"]["counts"] = {"answers": 4, "too_long": 3}
     summary["benchmarks"]["zeta"]["metrics"]["same_answers"] = told(0.5)
-    assert total(summary, "answers") == 8 and total(summary, "rounds") == 17  # zeta has none
+    assert (
+        total(tiny_summary.record(summary), "answers") == 8
+        and total(tiny_summary.record(summary), "rounds") == 17
+    )  # zeta has none
     expected = [
         "answers equal to those of the plain one: 75.0 %",
         "answers cut at the length limit: 2 of 8",
         "prompts longer than the limit, left out: 3",
     ]
-    assert totals(summary, "the plain one", "the limit") == expected
+    assert totals(tiny_summary.record(summary), "the plain one", "the limit") == expected
     summary["facts"]["sampler"] = {"temperature": 1.0}  # draws differ, as they should
-    assert totals(summary, "the plain one", "the limit") == expected[1:]
-    assert totals(tiny_summary.summary(sampler={"temperature": 1.0}), "p", "l") == [expected[1]]
+    assert totals(tiny_summary.record(summary), "the plain one", "the limit") == expected[1:]
+    drawn = evaluation(tiny_summary.summary(sampler={"temperature": 1.0})).summary
+    assert totals(drawn, "p", "l") == [expected[1]]
 
 
 def test_prompts_that_the_draft_was_trained_on_are_counted():

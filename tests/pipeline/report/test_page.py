@@ -10,7 +10,8 @@ from pipeline.report.page import PAGE, render, write_html
 
 
 def read(*arguments):
-    page = html_page.Page(render(*arguments))
+    evaluations, *study = arguments
+    page = html_page.Page(render(evaluations, *map(tiny_summary.study_record, study)))
     assert page.faults == []
     return page
 

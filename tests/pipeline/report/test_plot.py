@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from data_specs.results.summary import Figure
 from pipeline.report.model import (
     Axis,
     Bars,
@@ -21,7 +22,7 @@ from pipeline.report.plot import LIGHT, png, svg, ticks
 
 
 def told(value, low=None, high=None):
-    return {"value": value, "interval": None if low is None else [low, high]}
+    return Figure(value, None if low is None else (low, high))
 
 
 def signs(drawn):

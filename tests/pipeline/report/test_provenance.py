@@ -18,13 +18,12 @@ def test_the_setting_of_one_evaluation():
 
 
 def test_settings_that_differ_come_first():
-    """A setting that one of them lacks differs, too."""
     one = tiny_summary.evaluation(tiny_summary.summary(), "a:v0")
     other = tiny_summary.evaluation(tiny_summary.summary("other", dtype="bfloat16", batch=2), "b:v3")
     differ, same = settings([one, other]).blocks
     assert list(differ.columns) == ["", "a:v0", "b:v3"]
     assert rows(differ) == [
-        ["Draft", "tiny_dspark", "other"], ["Type", "float32", "bfloat16"], ["Prompts at a time", "–", "2"],
+        ["Draft", "tiny_dspark", "other"], ["Type", "float32", "bfloat16"], ["Prompts at a time", "1", "2"],
     ]  # fmt: skip
     found = dict(rows(same))
     assert found["Target"] == "tiny" and "Draft" not in found

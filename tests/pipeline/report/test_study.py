@@ -10,7 +10,7 @@ from pipeline.report.study import serving, setting, title, verdicts
 
 @pytest.fixture
 def study():
-    return tiny_summary.study()
+    return tiny_summary.study_record()
 
 
 def drawings(study) -> dict[str, list[Lines]]:
@@ -53,11 +53,12 @@ def test_verdicts(study) -> None:
     for part in ("h100", "algorithm_1", "1.2%", "2%: holds", "3.5%", "6.10 at 1", "0.10 at 64", "(falls)"):
         assert part in verdict
     assert "h100" in plain and "2048" in plain
-    study["checks"]["h100"]["algorithm_1"] |= {
+    values = tiny_summary.study()
+    values["checks"]["h100"]["algorithm_1"] |= {
         "shortfall": 0.05, "holds": False, "budget_falls": False, "plain_ahead_from": None,
     }  # fmt: skip
-    study["prediction"] = []
-    (verdict,) = verdicts(study)
+    values["prediction"] = []
+    (verdict,) = verdicts(tiny_summary.study_record(values))
     assert "5.0%" in verdict and "does NOT hold" in verdict and "does NOT fall" in verdict
 
 

@@ -5,16 +5,16 @@ import json
 import html_page
 import tiny_summary
 
+from data_specs.results.comparison import MARKDOWN, RESULT
 from pipeline import console
 from pipeline.report.page import PAGE
 from pipeline.store.artifacts import Store
-from stages.compare.report import MARKDOWN, RESULT, show, write_report
+from stages.compare.report import show, write_report
 
 
 def test_files(tmp_path) -> None:
-    result = tiny_summary.comparison()
-    write_report(tmp_path, result)
-    assert json.loads((tmp_path / RESULT).read_text()) == result
+    write_report(tmp_path, tiny_summary.comparison_record())
+    assert json.loads((tmp_path / RESULT).read_text()) == tiny_summary.comparison()
     text = (tmp_path / MARKDOWN).read_text()
     assert text.startswith("# Drafters on t\n")
     for plot in ("comparison_lengths.png", "comparison_conditional.png", "comparison_block.png"):
@@ -27,7 +27,7 @@ def test_last_screen(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(console.console, "width", 140)
     store = Store(tmp_path)
     work = store.begin("comparison", "t_drafters", 1, "f" * 64, {}, {})
-    write_report(work.path, tiny_summary.comparison())
+    write_report(work.path, tiny_summary.comparison_record())
     artifact = store.commit(work, {})
     show(artifact)
     shown = capsys.readouterr().out

@@ -8,13 +8,13 @@ import tiny_cache
 from omegaconf import OmegaConf
 
 from data_specs.manifest import read_json
+from data_specs.results.comparison import MARKDOWN, RESULT
 from pipeline import __main__ as entry
 from pipeline.config import CompareConfig, Config, ConfigError, EvaluateConfig, FigureConfig, StageConfig
 from pipeline.preflight import Ahead
 from pipeline.store import listing
 from pipeline.store.artifacts import Artifact, Store
 from stages import preflight
-from stages.compare.report import MARKDOWN, RESULT
 from stages.compare.variants import lay_out
 from stages.evaluate import run as evaluate
 from stages.train import loop

@@ -6,7 +6,12 @@ import pytest
 from scipy.stats import bootstrap
 
 from data_specs.evaluation import SCHEMA
-from stages.compare.tables import VariantEvaluation, figure, main_table, paired_ratio
+from data_specs.results.records import to_json
+from stages.compare.tables import FigureAsked, VariantEvaluation, figure, main_table, paired_ratio
+
+
+def table_of(measured, benchmarks, resamples):
+    return to_json(main_table(measured, benchmarks, resamples, {name: name for name in measured}))
 
 
 def rounds(accepted: dict[str, list[int]], benchmark: str = "math") -> pa.Table:
@@ -36,7 +41,7 @@ def test_the_ratio_is_of_the_same_resample() -> None:
 
 def test_the_paired_interval_is_a_point_where_every_prompt_gives_the_same_ratio() -> None:
     """dspark emits 2 or 4 tokens a round, half of it dflash: their own intervals overlap, the ratio's is a point."""
-    found = main_table(
+    found = table_of(
         {
             "dspark": measured({"a": [1, 1], "b": [3, 3]}),
             "dflash": measured({"b": [1, 1], "a": [0, 0]}),  # the other way round: the prompt's key counts
@@ -54,7 +59,7 @@ def test_the_paired_interval_is_a_point_where_every_prompt_gives_the_same_ratio(
 
 def test_the_paired_interval_of_two_prompts() -> None:
     """Ratios 1/2 (prompt a), 1 (b), 3/4 (both): two prompts are drawn as aa, ab, ba or bb."""
-    found = main_table(
+    found = table_of(
         {"dspark": measured({"a": [1], "b": [1]}), "dflash": measured({"a": [0], "b": [1]})}, ["math"], 500
     )
     assert found["rows"]["math"]["ratio"]["dflash"] == {"value": 0.75, "interval": [0.5, 1.0]}
@@ -68,7 +73,7 @@ def test_the_macro_average_is_of_ratios_of_averages() -> None:
             ("mtp", {"a": [0]}, {"c": [1]}),  # 1 and 2: 1.5
         )
     }
-    found = main_table(tables, ["chat", "math"], 50)
+    found = table_of(tables, ["chat", "math"], 50)
     assert found["order"] == ["chat", "math", "macro average"]
     row = found["rows"]["macro average"]
     assert row["prompts"] == 2
@@ -83,7 +88,7 @@ def test_the_macro_average_is_of_ratios_of_averages() -> None:
 def test_conditional_acceptance_is_pooled_over_benchmarks() -> None:
     """A benchmark in which one round in ten reaches position 2 must not weigh as much as one with ten rounds there."""
     rare, often = rounds({"a": [2] + [0] * 9}), rounds({"c": [1] * 10}, "chat")
-    found = main_table({"dspark": VariantEvaluation(pa.concat_tables([rare, often]), 3)}, ["math", "chat"], 0)
+    found = table_of({"dspark": VariantEvaluation(pa.concat_tables([rare, often]), 3)}, ["math", "chat"], 0)
     values = [figure["value"] for figure in found["conditional"]["dspark"]]
     assert values == [11 / 20, 1 / 11, 0.0]  # averaged over benchmarks position 2 would be (1 + 0) / 2
 
@@ -93,7 +98,8 @@ def test_a_figure_counts_the_prompts_that_all_of_its_variants_answered() -> None
         "dspark": [measured({"a": [1], "b": [3], "c": [3]}), measured({"a": [2]})],
         "dflash": [measured({"b": [3], "a": [0]}), measured({"a": [1], "b": [3]})],
     }
-    found = figure(lines, [4, 8], ["math"], 20)
+    asked = FigureAsked("t", "drafter.depth", [4, 8], {})
+    found = to_json(figure(asked, lines, ["math"], 20))
     assert found["prompts"] == 1  # a
     assert found["accepted_length"] == {
         "dspark": [{"value": 2.0, "interval": None}, {"value": 3.0, "interval": None}],
@@ -105,7 +111,7 @@ def test_a_figure_counts_the_prompts_that_all_of_its_variants_answered() -> None
 def test_intervals_repeat() -> None:
     dspark, mtp = measured({"a": [1], "b": [3], "c": [0]}), measured({"a": [0], "b": [2], "c": [0]})
     table = {"dspark": dspark, "mtp": mtp}
-    assert main_table(table, ["math"], 100) == main_table(table, ["math"], 100)
+    assert table_of(table, ["math"], 100) == table_of(table, ["math"], 100)
 
 
 def test_the_interval_of_a_ratio_is_the_one_that_scipy_finds() -> None:
@@ -118,7 +124,7 @@ def test_the_interval_of_a_ratio_is_the_one_that_scipy_finds() -> None:
         "dspark": measured(dict(zip(keys, lengths.tolist(), strict=True))),
         "dflash": measured(dict(zip(keys, worse.tolist(), strict=True))),
     }
-    told = main_table(variants, ["math"], 20_000)["rows"]["math"]["ratio"]["dflash"]
+    told = table_of(variants, ["math"], 20_000)["rows"]["math"]["ratio"]["dflash"]
 
     def ratio(b, a, axis):
         return b.sum(axis) / a.sum(axis)
@@ -136,6 +142,6 @@ def test_benchmarks_of_a_comparison_are_resampled_independently() -> None:
     random = np.random.default_rng(1)
     lines = {f"{n:02}": [int(a)] for n, a in enumerate(random.integers(0, 4, 30))}
     both = pa.concat_tables([rounds(lines, "math"), rounds(lines, "code")])
-    found = main_table({"dspark": VariantEvaluation(both, 3)}, ["math", "code"], 4000)["rows"]
+    found = table_of({"dspark": VariantEvaluation(both, 3)}, ["math", "code"], 4000)["rows"]
     widths = {name: np.ptp(row["accepted_length"]["dspark"]["interval"]) for name, row in found.items()}
     assert widths["macro average"] == pytest.approx(widths["math"] / 2**0.5, rel=0.06)

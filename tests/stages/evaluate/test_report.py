@@ -4,7 +4,8 @@ import html_page
 import pytest
 import tiny_summary
 
-from data_specs.manifest import read_json, write_json
+from data_specs.manifest import write_json
+from data_specs.results.summary import read_summary
 from pipeline.store.artifacts import Store
 from stages.evaluate.report import show, write_report
 
@@ -35,9 +36,9 @@ def page_of(work):
 
 def test_every_form_of_a_report(store, work):
     summary = tiny_summary.summary()
-    write_report(work, store, summary)
+    write_report(work, store, tiny_summary.record(summary))
     assert sorted(path.name for path in work.path.iterdir()) == FILES
-    assert read_json(work.path / "summary.json") == summary
+    assert read_summary(work.path) == tiny_summary.record(summary)
     assert (work.path / "summary.md").read_text().startswith("# tiny_dspark on tiny\n")
     page = page_of(work)
     assert page.numbers["", "zeta/accepted_length"]["value"] == 2.5
@@ -47,12 +48,12 @@ def test_every_form_of_a_report(store, work):
 def test_the_latest_study_of_the_draft_is_shown(store, work):
     for draft, mark, throughput in (("d", "1", 10.25), ("d", "2", 20.5), ("x", "3", 30.75)):
         study_of(store, draft, mark, throughput)
-    write_report(work, store, tiny_summary.summary())
+    write_report(work, store, tiny_summary.record(tiny_summary.summary()))
     assert page_of(work).numbers["", "study/real/0/metrics/throughput"] == {"value": 20.5}
 
 
 def test_the_last_screen(store, work, capsys):
-    write_report(work, store, tiny_summary.summary())
+    write_report(work, store, tiny_summary.record(tiny_summary.summary()))
     artifact = store.commit(work, {})
     show(artifact)
     shown = capsys.readouterr().out

@@ -14,12 +14,12 @@ from tiny_errors import refused
 
 from data_specs.evaluation import ROUNDS, read_rounds
 from data_specs.manifest import write_json
+from data_specs.results.summary import MARKDOWN, SUMMARY
 from data_specs.sps import read_table
 from pipeline.config import ConfigError
 from pipeline.drafts.folders.checkpoint import save
 from pipeline.drafts.registry import Start, build
 from pipeline.prompts.chat import render_prompt
-from pipeline.report.summary import MARKDOWN, SUMMARY
 from pipeline.store.artifacts import Store
 from pipeline.target.files import load_tokenizer
 from pipeline.target.tensors import load_tensors

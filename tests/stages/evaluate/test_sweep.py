@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from data_specs.evaluation import SCHEMA
+from data_specs.results.records import to_json
 from pipeline.confidence.rounds import observe
 from stages.evaluate.sweep import THRESHOLDS, changed, cut, sweep_row
 
@@ -49,7 +50,7 @@ def test_what_a_threshold_changes():
 
 def test_figures_by_hand():
     # Chains of 2, 3, 3 and 0 drafts; 5 of 8 accepted in 4 rounds, 9 tokens.
-    assert sweep_row(0.25, [0.25] * 3, RECORD, None, set()) == {
+    assert to_json(sweep_row(0.25, [0.25] * 3, RECORD, None, set())) == {
         "threshold": 0.25, "accepted": 1.25, "rejected": 0.75, "acceptance_rate": 0.625, "accepted_length": 2.25,
         "exact": 2, "anew": 0,
     }  # fmt: skip
@@ -58,16 +59,16 @@ def test_figures_by_hand():
         [row(1, 0, [], 0), row(1, 1, [0.9], 1), row(1, 2, [], 0), row(1, 3, [0.9], 1)], SCHEMA
     )
     found = sweep_row(0.5, [0.5] * 3, RECORD, anew, {"b/1"})
-    assert (found["accepted"], found["rejected"], found["acceptance_rate"]) == (0.8, pytest.approx(0.2), 0.8)
-    assert (found["accepted_length"], found["exact"], found["anew"]) == (9 / 5, 1, 1)
+    assert (found.accepted, found.rejected, found.acceptance_rate) == (0.8, pytest.approx(0.2), 0.8)
+    assert (found.accepted_length, found.exact, found.anew) == (9 / 5, 1, 1)
 
 
 def test_drafts_behind_the_end_of_an_answer_count_as_neither():
     record = pa.Table.from_pylist([row(0, 0, [], 0), row(0, 1, [0.9, 0.9, 0.1], 1, proposed=1)], SCHEMA)
     found = sweep_row(0.5, [0.5] * 3, record, None, set())
-    assert (found["accepted"], found["rejected"]) == (1.0, 0.0)
+    assert (found.accepted, found.rejected) == (1.0, 0.0)
 
 
 def test_without_any_draft_there_is_no_rate():
     record = pa.Table.from_pylist([row(0, 0, [], 0), row(0, 1, [0.4], 0)], SCHEMA)
-    assert sweep_row(0.5, [0.5], record, None, set())["acceptance_rate"] is None
+    assert sweep_row(0.5, [0.5], record, None, set()).acceptance_rate is None

@@ -7,6 +7,7 @@ from tiny_export_store import TEMPERATURES, calibrate, configured, evaluate, sto
 from tiny_exports import make, saved
 
 from data_specs.manifest import read_json
+from data_specs.results.summary import PositionQuality
 from stages.export import run
 from stages.export.serve import Served, command
 from stages.export.sglang import plan, serve
@@ -21,6 +22,10 @@ COSTS = {
 }  # fmt: skip
 STS_OPTION = "--speculative-dspark-confidence-sts-path"
 SPS_OPTION = "--speculative-dspark-sps-table-path"
+
+
+def quality(ece: float) -> PositionQuality:
+    return PositionQuality(30, ece, 0.1, None, [None] * 20, [None] * 20, [0] * 20)
 
 
 def test_eagle3_counts_layers(tmp_path: Path) -> None:
@@ -53,7 +58,7 @@ def test_the_command_counts_the_anchor_too(name: str, kind: str, chain: str) -> 
 def exported(tmp_path, target, form="sglang", name="dspark", costs=COSTS, calibrated=True):
     store, draft = store_with_a_draft(tmp_path, target, name)
     if calibrated:
-        calibrate(draft.path, before=[{"ece": 0.2}] * 7, after=[{"ece": 0.1}] * 7)
+        calibrate(draft.path, before=[quality(0.2)] * 7, after=[quality(0.1)] * 7)
     evaluate(store, costs=costs)
     return run.run_export(configured(store, form), store, draft)[0]
 

@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 
+from data_specs.results.records import to_json
 from data_specs.served import SCHEMA
 from pipeline.acceptance import average, summary
 from stages.served.counted import figures, longest, rounds_of
@@ -54,7 +55,7 @@ def test_figures():
         "answers": 3, "rounds": 6, "emitted": 13, "proposed": 18, "accepted": 7, "drafted": 18, "tokens": 16,
         "plain_tokens": 17,
     }  # fmt: skip
-    told = summary(found.metrics)
+    told = to_json(summary(found.metrics))
     value = {name: figure["value"] for name, figure in told.items() if isinstance(figure, dict)}
     assert value["accepted_length"] == pytest.approx(13 / 6)
     assert value["acceptance_rate"] == pytest.approx(7 / 18)
@@ -68,12 +69,12 @@ def test_figures():
     assert [figure["value"] for figure in told["conditional"]] == pytest.approx([4 / 6, 2 / 4, 1 / 2])
     low, high = told["accepted_length"]["interval"]
     assert (low, high) == pytest.approx((6 / 3, 7 / 3))  # one prompt or the other alone
-    assert summary(average([found, found]))["accepted_length"]["value"] == pytest.approx(13 / 6)
+    assert to_json(summary(average([found, found])))["accepted_length"]["value"] == pytest.approx(13 / 6)
 
 
 def test_what_is_not_told_has_no_value():
     answers = table(row(drafts=None, at=None), row(1, drafts=None, at=None))
     assert longest(answers) == 0
-    told = summary(figures(answers, 0, 10).metrics)
+    told = to_json(summary(figures(answers, 0, 10).metrics))
     assert told["survival"] == [] and told["speedup"]["value"] is None
     assert told["accepted_length"] == {"value": pytest.approx(7 / 3), "interval": [pytest.approx(7 / 3)] * 2}

@@ -7,18 +7,19 @@ from tiny_errors import refused
 
 from data_specs.evaluation import DRAFT, PLAIN, ROUNDS, write_rounds
 from data_specs.manifest import read_json, write_json
+from data_specs.results.summary import ServedFacts
 from data_specs.served import ANSWERS, write_answers
 from pipeline.http_client import ServerError
 from pipeline.report import markdown
 from pipeline.store.artifacts import Store
-from stages.served.report import ServedFacts, show, write_report
+from stages.served.report import show, write_report
 
 
 def facts(**changes):
     values = {
         "draft": "tiny_dspark", "target": "tiny", "sampler": {"temperature": 0.0}, "max_new_tokens": 64,
         "thinking": None, "device": "vllm 0.32.0", "dtype": "as served", "server": "http://here:1", "model": "m",
-        "plain_server": None, "plain_model": None, "note": None, "prompts": {"zeta": 2, "alpha": 1}, "eos": [99],
+        "plain_server": None, "plain_model": None, "note": None, "prompts": {"zeta": 2, "alpha": 1},
     }  # fmt: skip
     return ServedFacts(**(values | changes))
 
@@ -59,7 +60,7 @@ def report(work, store, rows=ROWS, known=None, promised=None):
     """What summary.json holds afterwards."""
     (work.path / ANSWERS).mkdir(exist_ok=True)
     write_answers(work.path / ANSWERS / "all-00000.parquet", rows)
-    write_report(work, store, known or facts(), promised, 20)
+    write_report(work, store, known or facts(), [99], promised, 20)
     return read_json(work.path / "summary.json")
 
 
@@ -91,7 +92,7 @@ def test_what_the_counters_say(store, work):
     told = report(work, store)
     assert told["order"] == ["zeta", "alpha"] and told["positions"] == 3
     assert told["served"] == {"steps_told": True, "past_end": 0, "promised": None}
-    assert "eos" not in told["facts"] and told["facts"]["server"] == "http://here:1"
+    assert told["facts"]["server"] == "http://here:1"
     zeta, alpha = told["benchmarks"]["zeta"], told["benchmarks"]["alpha"]
     assert zeta["metrics"]["accepted_length"]["value"] == pytest.approx(
         9 / 4

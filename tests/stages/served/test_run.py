@@ -11,12 +11,12 @@ from tiny_errors import refused
 
 from data_specs.evaluation import DRAFT, ROUNDS, write_rounds
 from data_specs.manifest import write_json
+from data_specs.results.summary import MARKDOWN, SUMMARY
 from data_specs.served import ANSWERS, read_answers
 from pipeline.config import ClientConfig, Config, ConfigError, EvaluateConfig, StageConfig, TrackingConfig
 from pipeline.http_client import ServerError
 from pipeline.prompts.chat import render_prompt
 from pipeline.report import markdown
-from pipeline.report.summary import MARKDOWN, SUMMARY
 from pipeline.store.artifacts import Store
 from stages.report.run import run_report
 from stages.served.run import run_served

@@ -1,5 +1,6 @@
 import pytest
 
+from data_specs.results.records import to_json
 from pipeline.decoding.steps import Step, Times
 from stages.study.metrics import metrics
 
@@ -17,7 +18,7 @@ TIMES = [
 
 
 def test_figures_by_hand() -> None:
-    found = metrics(STEPS, TIMES)
+    found = to_json(metrics(STEPS, TIMES))
     expected = {
         "tokens": 11, "seconds": 10.0, "steps": 3, "throughput": 1.1, "requests": 5 / 3,
         "budget": 12 / 5, "acceptance": 3 / 7, "accepted_length": 8 / 5,
@@ -32,11 +33,13 @@ def test_figures_by_hand() -> None:
 def test_steady_is_what_is_emitted_while_slots_are_refilled() -> None:
     steps = [Step(float(i), 2, 0, 0, 2, 0, 2, 0, 0, 0, 0, 1.0) for i in range(6)]
     times = [Times(0, 3, 0, 0, 0.5, 2.0), Times(1, 3, 0, 0, 0.5, 5.0), Times(2, 3, 0, 5.0, 5.5, 6.0)]
-    assert metrics(steps, times)["steady"] == 2.0  # seconds 2 to 5, six tokens
+    assert metrics(steps, times).steady == 2.0  # seconds 2 to 5, six tokens
 
 
 def test_what_cannot_be_told_is_none() -> None:
-    found = metrics([Step(0.0, 0, 0, 0, 0, 0, 1, 3, 1.0, 0, 0, 0)], [Times(0, 1, 0.0, 0.0, 1.0, 1.0)])
+    found = to_json(
+        metrics([Step(0.0, 0, 0, 0, 0, 0, 1, 3, 1.0, 0, 0, 0)], [Times(0, 1, 0.0, 0.0, 1.0, 1.0)])
+    )
     names = (
         "steady",
         "speed",

@@ -17,7 +17,7 @@ from stages.study.report import show, write_report
 def artifact(tmp_path):
     store = Store(tmp_path)
     work = store.begin("study", "tiny", 1, "f" * 64, {}, {})
-    write_report(work.path, tiny_summary.study())
+    write_report(work.path, tiny_summary.study_record())
     return store.commit(work, {})
 
 

@@ -3,25 +3,27 @@
 import numpy as np
 import pytest
 
+from data_specs.results.records import to_json
+from data_specs.results.study import LoadMetrics, RealPoint, StudyFacts
 from data_specs.sps import locate, read_table
 from pipeline.config import StudyConfig
 from stages.study.points import arms
-from stages.study.result import Recording, StudyFacts, checks, falls, fronts, result_of
+from stages.study.result import Recording, checks, falls, fronts, result_of
 from stages.study.simulation import RecordedAnswer
 
-NONE = dict.fromkeys(("speed_p50", "speed_p95", "accepted_length", "acceptance", "ttft_p50", "steady"))
+NONE = dict.fromkeys(
+    ("speed_p50", "speed_p95", "accepted_length", "acceptance", "ttft_p50", "ttft_p95", "requests")
+)
 
 
-def entry(policy: str, concurrency: int, speed: float, throughput: float, budget: float = 1.0):
-    found = NONE | {"speed": speed, "throughput": throughput, "budget": budget}
-    found |= {f"{part}_share": 0.2 for part in ("prefill", "draft", "schedule", "verify", "idle")}
-    return {
-        "policy": policy,
-        "concurrency": concurrency,
-        "repeats": 1,
-        "throughputs": [throughput],
-        "metrics": found,
-    }
+def entry(policy: str, concurrency: int, speed: float, throughput: float, budget: float = 1.0) -> RealPoint:
+    shares = {f"{part}_share": 0.2 for part in ("prefill", "draft", "schedule", "verify", "idle")}
+    found = LoadMetrics(
+        tokens=1, seconds=1, steps=1, speed=speed, throughput=throughput, budget=budget, **shares, **NONE
+    )
+    return RealPoint(
+        policy=policy, concurrency=concurrency, metrics=found, repeats=1, throughputs=[throughput]
+    )
 
 
 ENTRIES = [
@@ -32,7 +34,7 @@ ENTRIES = [
 
 
 def test_fronts_by_policy() -> None:
-    assert fronts(ENTRIES, [8.0, 15.0]) == {
+    assert to_json(fronts(ENTRIES, [8.0, 15.0])) == {
         "points": {
             "plain": [[9.0, 70.0], [10.0, 10.0]], "fixed_1": [[7.0, 50.0], [20.0, 20.0]],
             "algorithm_1": [[8.0, 60.0], [19.0, 19.0]],
@@ -46,12 +48,12 @@ def test_fronts_by_policy() -> None:
 
 
 def test_checks() -> None:
-    assert checks(ENTRIES, drafts=1) == {
-        "algorithm_1": {
-            "against": ["fixed_1"], "shortfall": pytest.approx(0.05), "limit": 0.02, "holds": False,
-            "same_load": pytest.approx(0.05), "plain_ahead_from": 8, "budgets": [[1, 2.0], [8, 1.5]],
-            "budget_falls": True,
-        }
+    found = checks(ENTRIES, drafts=1)
+    assert list(found) == ["algorithm_1"]
+    assert to_json(found["algorithm_1"]) == {
+        "against": ["fixed_1"], "shortfall": pytest.approx(0.05), "limit": 0.02, "holds": False,
+        "same_load": pytest.approx(0.05), "plain_ahead_from": 8, "budgets": [[1, 2.0], [8, 1.5]],
+        "budget_falls": True,
     }  # fmt: skip
 
 
@@ -74,9 +76,12 @@ def answers(count: int) -> list[RecordedAnswer]:
 def test_with_true_confidences_the_scheduler_is_nowhere_below_the_best_fixed_length() -> None:
     """The issue's check, on the H100 table: within 2 % of the best of all lengths, a budget that falls with load."""
     study = StudyConfig(policies=["algorithm_1"], simulated_concurrencies=[2, 16, 64, 256, 1024])
-    facts = StudyFacts("d", "t", {}, [], 41, "cpu", "float32", True, 7, ["algorithm_1"], 0.5, 0, {})
+    facts = StudyFacts(
+        draft="d", target="t", sampler={}, benchmarks=[], max_new_tokens=41, device="cpu", dtype="float32",
+        calibrated=True, drafts=7, policies=["algorithm_1"], threshold=0.5, seed=0, notes={}, prompts=48,
+    )  # fmt: skip
     table = read_table(locate("h100_qwen3_4b"))
     result = result_of(Recording({}, answers(48)), study, facts, arms(["algorithm_1"], 7, 0.5), [table])
-    found = result["checks"]["h100_qwen3_4b"]["algorithm_1"]
-    assert found["shortfall"] <= 0.02 and found["holds"] and found["budget_falls"]
-    assert found["budgets"][0][1] > 7 and found["budgets"][-1][1] < 4
+    found = result.checks["h100_qwen3_4b"]["algorithm_1"]
+    assert found.shortfall <= 0.02 and found.holds and found.budget_falls
+    assert found.budgets[0][1] > 7 and found.budgets[-1][1] < 4

@@ -1,0 +1,1 @@
+"""The results that stages write as JSON: evaluations, studies, comparisons."""

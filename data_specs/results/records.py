@@ -1,0 +1,59 @@
+"""JSON files whose contents are a dataclass: all fields are checked when a file is read.
+
+A field with a default may be missing in the file, as in one that an older version wrote. ``Omitted[T]`` is a field that
+is left out of the file when it is None.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from data_specs.manifest import ManifestError, read_json, write_json
+
+T = TypeVar("T")
+Omitted = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
+
+
+class RecordError(ManifestError):
+    """A JSON file with a field that is missing or of a wrong type; the message names the file and the field."""
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """``record``, a dataclass, as the dictionaries, lists and numbers of its JSON."""
+    return dict(TypeAdapter(type(record)).dump_python(record, mode="json", by_alias=True))
+
+
+def write_record(path: Path, record: Any) -> None:
+    """Write ``record``, a dataclass, as JSON with sorted keys; ``path`` is whole or absent."""
+    write_json(path, to_json(record))
+
+
+def read_record(path: Path, kind: type[T]) -> T:
+    """The JSON file at ``path`` as a ``kind``.
+
+    Raises ``ManifestError`` if the file is missing or is no JSON, and ``RecordError`` with file, field, expected and
+    got if a field is missing or of a wrong type.
+    """
+    return parse(read_json(path), kind, path)
+
+
+def parse(values: Any, kind: type[T], path: Path) -> T:
+    """``values``, the contents of the JSON file ``path``, as a ``kind``; raises ``RecordError`` as ``read_record``."""
+    try:
+        # As JSON has it: a list may become a tuple, but a text never becomes a number.
+        record: T = TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
+        return record
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    field = ".".join(map(str, first["loc"])) or "the whole file"
+    missing = first["type"] == "missing"
+    expected = "a value" if missing else first["msg"].removeprefix("Input should be ")
+    got = "no such field" if missing else f"{first['input']!r:.80}"
+    raise RecordError(
+        f"{path}: {field}: expected {expected}, got {got}; the file was edited, or another version of draftline wrote "
+        "it: make the artifact again"
+    )
