@@ -8,19 +8,7 @@
 A unit is ``c<concurrency>-<policy>-<repeat>``. ``part`` of a step says which run it belongs to: ``before`` and
 ``after`` time the machine just before and after the ``point``. Seconds are since the run began.
 
-study.json:
-
-    facts        draft, target, sampler, prompts, max_new_tokens, device, dtype, calibrated, drafts (G), policies, seed
-    real         [{"policy", "concurrency", "repeats", "throughputs" (of each), "metrics" (means over them)}]
-    simulated    [{"sps", "policy", "concurrency", "arrival" (requests a second; null: all at once), "metrics"}];
-                 sps "this machine": with costs that were timed beside the points, as the prediction has it
-    prediction   [{"policy", "concurrency", "real", "simulated", "error"}]: tokens a second, error = simulated/real - 1
-    fronts       {system: {"points": {policy: [[speed, throughput], ...]}, "sla": {policy: {anchor: throughput|null}}}};
-                 system "measured" or an SPS table's name; speed: tokens/s/user
-    checks       {SPS table: {policy: {"against": [policies], "shortfall", "same_load", "limit", "holds",
-                 "plain_ahead_from", "budgets": [[concurrency, tokens], ...], "budget_falls"}}}
-
-``metrics`` are those of stages/study/metrics.py.
+data_specs/results/study.py has the schema of study.json.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data_specs.errors import UserError
 from pipeline import console, ranks
 from pipeline.config import Config, ConfigError, explained, register, resolve
+from pipeline.config.keys import refuse_unknown
 from pipeline.preflight import Ahead, Check, names_cache, problems, refuse, show
 from pipeline.store import listing
 from pipeline.store.artifacts import Artifact, Store
@@ -221,6 +222,14 @@ def listed(arguments: list[str]) -> list[str]:
     return [re.sub(r"^export=(?=\[)", "export.formats=", text) for text in arguments]
 
 
+def _check_before_printing(arguments: list[str]) -> None:
+    """Refuse unknown keys where ``--cfg`` prints the config, which Hydra does without calling anything here."""
+    if {"--cfg", "-c"} & set(arguments):
+        overrides = [text for text in arguments if re.match(r"[~+\w][^=]*=", text)]
+        with hydra.initialize_config_dir(CONF, version_base=None):
+            refuse_unknown(hydra.compose("config", overrides), Config)
+
+
 def main() -> None:
     """Entry point."""
     # "generated new fontManager" tells a user nothing.
@@ -230,7 +239,10 @@ def main() -> None:
     sys.argv = listed(ranks.drop_launcher_arguments(sys.argv))
     register()
     try:
+        _check_before_printing(sys.argv[1:])
         _compose_and_run()
+    except ConfigError as error:
+        console.fail(error)
     except (HydraException, OmegaConfBaseException) as error:
         console.fail(ConfigError(explained(error, Config)))
 

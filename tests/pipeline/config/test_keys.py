@@ -91,6 +91,7 @@ def run(*arguments: str) -> str:
             ["data.sources=[{path: a.jsonl, limt: 1}]"],
             "did you mean data.sources[].limit?",
         ),
+        (["--cfg", "job", "+train.lrr=1"], "train.lrr: there is no such key; did you mean train.lr?"),
         (["-m", "+train.lrr=1,2"], "train.lrr: there is no such key; did you mean train.lr?"),
     ],
 )
