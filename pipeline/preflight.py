@@ -17,6 +17,7 @@ from data_specs.errors import UserError
 from data_specs.manifest import MANIFEST, read_manifest
 from pipeline import console
 from pipeline.config import Config
+from pipeline.config.rules import together
 from pipeline.store.artifacts import Artifact, Store
 
 State = Literal["ok", "problem", "not checked"]
@@ -135,12 +136,8 @@ def problems(checks: Sequence[Check]) -> list[Check]:
 
 def refuse(checks: Sequence[Check]) -> None:
     """Raise ``PreflightError`` with every problem among ``checks``, a line each where there are several."""
-    found = list(dict.fromkeys(map(str, problems(checks))))
-    if len(found) == 1:
-        raise PreflightError(found[0])
-    if found:
-        lines = "".join(f"\n  {number}. {text}" for number, text in enumerate(found, 1))
-        raise PreflightError(f"{len(found)} problems, and nothing was begun:{lines}")
+    if found := list(dict.fromkeys(map(str, problems(checks)))):
+        raise PreflightError(together(found))
 
 
 def show(checks: Sequence[Check]) -> None:

@@ -51,5 +51,6 @@ def accepted(override: str, *others: str) -> str:
 
 
 def lacking(message: str, keys: list[str]) -> list[str]:
-    """Those of ``keys`` that ``message`` does not name; the first must stand at its start."""
-    return [key for key in keys if key not in message or (key == keys[0] and not message.startswith(key))]
+    """Those of ``keys`` that ``message`` does not name; the first must stand at the start of one of its problems."""
+    begins = re.search(rf"^(  \d+\. )?{re.escape(keys[0])}", message, re.MULTILINE)
+    return [key for key in keys if key not in message or (key == keys[0] and not begins)]

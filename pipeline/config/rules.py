@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -71,11 +71,25 @@ DraftSampling = Annotated[str, one_of("target", "greedy")]
 def check_fields(values: object, prefix: str = "") -> None:
     """Check every field of the dataclass ``values`` against its rules, and those of the dataclasses in it.
 
-    Raises ``ConfigError`` that names the first key whose value breaks a rule; ``prefix`` is written before the key.
+    Raises ``ConfigError`` with every key whose value breaks a rule; ``prefix`` is written before the keys.
     """
+    if found := list(broken(values, prefix)):
+        raise ConfigError(together(found))
+
+
+def together(messages: Sequence[str]) -> str:
+    """A single message as it is, several as one text with a numbered line each."""
+    if len(messages) == 1:
+        return messages[0]
+    lines = "".join(f"\n  {number}. {message}" for number, message in enumerate(messages, 1))
+    return f"{len(messages)} problems, and nothing was begun:{lines}"
+
+
+def broken(values: object, prefix: str = "") -> Iterator[str]:
+    """A message for every field of the dataclass ``values``, or of one in it, whose value breaks a rule."""
     kind: Any = type(values)
     for name, hint in _hints(kind).items():
-        _check(f"{prefix}{name}", hint, getattr(values, name))
+        yield from _broken(f"{prefix}{name}", hint, getattr(values, name))
 
 
 @functools.cache
@@ -84,23 +98,24 @@ def _hints(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _check(key: str, hint: Any, value: Any) -> None:
-    """Check ``value`` against ``hint``, the type of the field at ``key``."""
+def _broken(key: str, hint: Any, value: Any) -> Iterator[str]:
+    """Messages about ``value``, held against ``hint``, the type of the field at ``key``."""
     if value is None:
         return
     kind, inner = get_origin(hint), get_args(hint)
     if dataclasses.is_dataclass(value):
-        check_fields(value, f"{key}.")
+        yield from broken(value, f"{key}.")
     elif kind is Annotated:
-        for rule in hint.__metadata__:
-            if not rule.holds(value):
-                raise ConfigError(f"{key}: expected {rule.expected}, got {value!r}")
-        _check(key, inner[0], value)
+        failed = next((rule for rule in hint.__metadata__ if not rule.holds(value)), None)
+        if failed is not None:
+            yield f"{key}: expected {failed.expected}, got {value!r}"
+        else:
+            yield from _broken(key, inner[0], value)
     elif kind in (Union, UnionType):
-        _check(key, next(part for part in inner if part is not type(None)), value)
+        yield from _broken(key, next(part for part in inner if part is not type(None)), value)
     elif kind is list:
         for number, item in enumerate(value):
-            _check(f"{key}[{number}]", inner[0], item)
+            yield from _broken(f"{key}[{number}]", inner[0], item)
     elif kind is dict:
         for name, item in value.items():
-            _check(f"{key}.{name}", inner[1], item)
+            yield from _broken(f"{key}.{name}", inner[1], item)

@@ -19,7 +19,7 @@ from pipeline.config.data import DataConfig
 from pipeline.config.drafter import DrafterConfig
 from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.export import ExportConfig
-from pipeline.config.rules import ConfigError, Count, between, check_fields, one_of
+from pipeline.config.rules import ConfigError, Count, between, check_fields, one_of, together
 from pipeline.config.study import StudyConfig
 from pipeline.config.target import TargetConfig
 from pipeline.config.train import DeepSpeedConfig, TrainConfig
@@ -72,7 +72,7 @@ class Config:
     plain_server: str | None = None
     client: ClientConfig = field(default_factory=ClientConfig)
     ranks: Count | None = None  # processes; None: the visible GPUs, else 1
-    plan: bool = False  # only print samples, tokens, bytes and time
+    plan: bool = False  # only print what was checked, samples, tokens, bytes and time
     seed: Annotated[int, between(0, 2**32 - 1)] = 0
 
 
@@ -103,11 +103,11 @@ def section(config: Any) -> dict[str, Any]:
 def check(config: Config) -> None:
     """Check every value against its field's rule, then the keys against each other.
 
-    Raises ``ConfigError`` that names the keys.
+    Raises ``ConfigError`` that names all keys whose values cannot be, or else all that cannot be together.
     """
     check_fields(config)
-    for message in _contradictions(config):
-        raise ConfigError(message)
+    if found := list(_contradictions(config)):
+        raise ConfigError(together(found))
 
 
 def _contradictions(config: Config) -> Iterator[str]:

@@ -104,6 +104,13 @@ class Outer:
     own: Inner = dataclasses.field(default_factory=Inner)
 
 
+def test_all_broken_rules_are_named_at_once():
+    with pytest.raises(ConfigError) as error:
+        check_fields(Outer(pair=[0.5], inner=[Inner(0), Inner(1), Inner(-1)]))
+    keys = [line.split(":")[0] for line in str(error.value).splitlines()[1:]]
+    assert keys == ["  1. pair", "  2. inner[0].count", "  3. inner[2].count"]
+
+
 @pytest.mark.parametrize(
     "values,key,got",
     [

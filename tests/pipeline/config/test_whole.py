@@ -61,6 +61,12 @@ def test_an_unknown_step_or_mode_is_named():
     assert out_of_range("tracking.mode=loud") == "tracking.mode=loud"
 
 
+def test_all_contradictions_are_named_at_once():
+    message = refusal("train.steps=1", "train.epochs=1", "drafter.markov_rank=0", "drafter.init.bigram=1.0")
+    starts = [line.split(":")[0] for line in message.splitlines()[1:]]
+    assert starts == ["  1. train.steps and train.epochs", "  2. drafter.init.bigram"]
+
+
 def test_ranges_come_before_contradictions():
     assert refusal("train.steps=5", "evaluate.batch=0").startswith("evaluate.batch:")
 
