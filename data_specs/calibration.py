@@ -1,9 +1,8 @@
 """``calibration.json``: the temperatures that make a draft's confidences mean what they say.
 
-It lies in the draft's folder (beside config.json, not part of its manifest: the draft is the same without it) and, as
-it was used, in the folder of every evaluation that used it. Draft k of a block (k = 0 .. G-1) has the calibrated
-confidence sigmoid(logit(c_k) / T_k); temperatures are fitted on rounds of held-out prompts by
-pipeline/confidence/temperatures.py.
+It lies in the folder of every evaluation that used it; an export or an import brings one along in the draft's folder.
+Draft k of a block (k = 0 .. G-1) has the calibrated confidence sigmoid(logit(c_k) / T_k); temperatures are fitted on
+rounds of held-out prompts by pipeline/confidence/temperatures.py.
 """
 
 from __future__ import annotations

@@ -59,11 +59,13 @@ def run_evaluate(config: Config, store: Store, made: dict[str, Artifact]) -> Non
         from stages.served import run as served
 
         draft = None if config.draft is None else _draft(config, made)
-        _keep(made, "evaluation", served.run_served(config, store, draft))
+        own = config if draft is None else _own(config, store, draft)
+        _keep(made, "evaluation", served.run_served(own, store, draft))
         return
     from stages.evaluate import run as evaluate
 
-    _keep(made, "evaluation", evaluate.run_evaluate(config, store, _draft(config, made)))
+    draft = _draft(config, made)
+    _keep(made, "evaluation", evaluate.run_evaluate(_own(config, store, draft), store, draft))
 
 
 def run_study(config: Config, store: Store, made: dict[str, Artifact]) -> None:
@@ -72,7 +74,8 @@ def run_study(config: Config, store: Store, made: dict[str, Artifact]) -> None:
         return
     from stages.study import run as study
 
-    _keep(made, "study", study.run_study(config, store, _draft(config, made)))
+    draft = _draft(config, made)
+    _keep(made, "study", study.run_study(_own(config, store, draft), store, draft))
 
 
 def run_compare(config: Config, store: Store, made: dict[str, Artifact]) -> None:
@@ -173,6 +176,17 @@ def _cache(config: Config, made: dict[str, Artifact]) -> Artifact:
 def _draft(config: Config, made: dict[str, Artifact]) -> Artifact | Path:
     """The draft that was just made, or the one that is named."""
     return made.get("draft") or Ahead(config).draft()
+
+
+def _own(config: Config, store: Store, draft: Artifact | Path) -> Config:
+    """``config`` with the target and the data that ``draft`` was trained with, unless the command line names others."""
+    from pipeline.decoding.origin import with_own
+
+    own = with_own(config, store, draft, _task() if HydraConfig.initialized() else ())
+    if own is not config and ranks.is_main():
+        with_these = f"target={own.target.name} and data={own.data.name}"
+        console.say(f"{with_these}, with which the draft was trained (the command line may name others)")
+    return own
 
 
 def _layout() -> Comparison:

@@ -52,8 +52,20 @@ def checks_of(step: str, ahead: Ahead, task: tuple[str, ...]) -> list[Check]:
         step = "served"
     if step not in CHECKED:
         return []
+    if step in ("evaluate", "study") or (step == "served" and ahead.config.draft is not None):
+        ahead = with_own_target(ahead, task)
     found: list[Check] = importlib.import_module(f"stages.{step}.checks").checks(ahead)
     return found
+
+
+def with_own_target(ahead: Ahead, task: tuple[str, ...]) -> Ahead:
+    """``ahead`` with the target and the data of its draft, where that is there already."""
+    from pipeline.decoding.origin import with_own
+
+    try:
+        return replace(ahead, config=with_own(ahead.config, ahead.store, ahead.draft(), task))
+    except UserError:  # it is to come, or the check of the draft says what is wrong with it
+        return ahead
 
 
 def checks_of_variants(ahead: Ahead, task: tuple[str, ...]) -> list[Check]:

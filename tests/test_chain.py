@@ -83,6 +83,20 @@ def test_a_second_run_does_nothing_again_and_says_so(chain: tuple[Path, Path, st
     assert [a.path for a in Store(chain[0] / "artifacts").list()] == before
 
 
+def test_an_evaluation_takes_target_and_data_from_the_draft(
+    chain: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the defaults smollm2 and quickstart: it is the evaluation of the chain."""
+    given = arguments(*chain[:2], "stage=evaluate", "draft=tiny_dspark")
+    monkeypatch.setattr(
+        sys, "argv", ["pipeline", *(x for x in given if not x.startswith(("target", "data")))]
+    )
+    main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "target=tiny and data=local" in said
+    assert "evaluation of tiny_dspark is already there: tiny_dspark:v0" in said
+
+
 def test_list_shows_what_there_is(pipeline) -> None:
     done = pipeline("stage=list")
     assert "tiny_local:v0" in done.stdout and "tiny_dspark:v0" in done.stdout

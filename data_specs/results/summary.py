@@ -211,6 +211,7 @@ class AnySummary(BenchmarkResults):
     positions: int  # drafts a round at most; 0: not known
     context: list[ContextBucket] = field(default_factory=list)
     calibration: CalibrationEffect | None = None
+    calibration_refused: Omitted[str] = None  # why there is none, where one was planned
     sweep: list[SweepRow] | None = None
     profile: Omitted[Profile] = None
 

@@ -24,6 +24,10 @@ Array = np.ndarray
 # needs that much, and no temperature takes a confidence above one half below it.
 GRID = np.geomspace(0.1, 100.0, 142)
 BINS = 20
+# Simulated (five positions, twelve fits each): 2 rounds give any temperature and a calibration error of 13 to 19 %.
+# With 100 rounds some fits still raise the error of a head that is only mildly overconfident (6 %, T = 1.5). With 200
+# none did, and errors of 10 and 15 % came down to 3 or 4 %. One held-out answer has dozens of rounds.
+LEAST_ROUNDS = 200
 EDGE = 1e-9  # confidences are kept this far from 0 and 1, where a logit is infinite
 
 
@@ -49,7 +53,7 @@ class Quality:
 
 
 def fit(confidences: Array, accepted: Array, proposed: Array) -> Array:
-    """Temperatures fp64 [G] by the module's rule; positions that no round reached keep 1.
+    """Temperatures fp64 [G] by the module's rule; positions that fewer than ``LEAST_ROUNDS`` reached keep 1.
 
     Raises ``CalibrationError`` for confidences that are no probabilities, or none at all.
     """
@@ -58,7 +62,7 @@ def fit(confidences: Array, accepted: Array, proposed: Array) -> Array:
     before = np.ones(len(logits))
     for k in range(logits.shape[1]):
         rows = np.asarray(proposed) > k
-        if not rows.any():
+        if rows.sum() < LEAST_ROUNDS:
             break
         held = np.asarray(accepted)[rows] > k
         errors = [ece(before[rows] * _sigmoid(logits[rows, k] / t), held) for t in GRID]

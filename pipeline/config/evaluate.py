@@ -55,6 +55,7 @@ class EvaluateConfig:
     draft_sampling: DraftSampling = "target"
     threshold: Share = 0.0  # a block ends before the first slot with a lower confidence
     # fit temperatures of the confidences on held-out prompts; None: if the draft has a confidence head
+    # and enough rounds of them
     calibrate: bool | None = None
     calibration_prompts: Count = 64  # most prompts of the calibration, spread over data.sources
     sweep: bool = False  # also report what thresholds 0.0, 0.1 ... 0.9 would give

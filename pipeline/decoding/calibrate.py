@@ -1,14 +1,14 @@
-"""Where a draft's calibration comes from and goes to: found beside the draft, or fitted on recorded rounds and kept."""
+"""A draft's calibration: found in an earlier evaluation or beside the draft, or fitted on recorded rounds."""
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from rich.markup import escape
 
 from data_specs.calibration import (
     CALIBRATION,
@@ -18,11 +18,11 @@ from data_specs.calibration import (
     write_calibration,
 )
 from data_specs.evaluation import HELDOUT_ROUNDS, read_rounds
-from data_specs.manifest import MANIFEST, fingerprint, read_manifest
+from data_specs.manifest import fingerprint
 from data_specs.results.summary import CalibrationEffect
 from pipeline import console
 from pipeline.confidence.rounds import compare, observe
-from pipeline.confidence.temperatures import fit
+from pipeline.confidence.temperatures import LEAST_ROUNDS, fit
 from pipeline.config import Config, ConfigError
 from pipeline.decoding.dialogue import Speaker
 from pipeline.decoding.sampling import Sampler
@@ -85,36 +85,40 @@ def make_plan(
 
 
 def obtain(
-    config: Config,
-    plan: CalibrationPlan,
-    folder: Path,
-    speaker: Speaker,
-    reported: Collection[str],
-    answer: Answer,
-) -> Calibration:
-    """The calibration of ``plan``: that of the evaluation in ``folder`` (it was killed), the draft's, or a new one.
+    config: Config, plan: CalibrationPlan, folder: Path, others: Sequence[Path], speaker: Speaker,
+    unwanted: Collection[str], answer: Answer,
+) -> Calibration | str:  # fmt: skip
+    """The calibration of ``plan``, which ``folder`` (of the evaluation) then holds.
 
-    A new one is fitted on held-out prompts that ``answer`` answers, none of them in ``reported`` (keys). It is kept in
-    ``folder`` and beside the draft.
+    It is that of ``folder`` (the evaluation was killed), that of one of the ``others`` (folders), or a new one,
+    fitted on held-out prompts that ``answer`` answers, none of them in ``unwanted`` (keys). Where there are too few,
+    ``evaluate.calibrate=true`` raises ``TooFewError``; null returns its message.
     """
     drafts = speaker.draft.max_drafts
-    for place in (folder, plan.folder):
-        found = find(plan, place, drafts, reported)
+    for place in (folder, *others):
+        found = find(plan, place, drafts, unwanted)
         if found is not None:
             if is_main():
                 said = f"{found.prompts} prompts of {found.data}, {found.rounds:,} rounds"
                 console.say(f"calibration is already there: {place / CALIBRATION} ({said})")
-            keep(found, folder, plan)
+            write_calibration(folder, found)
             return found
     wanted, with_tools = config.evaluate.calibration_prompts, reads_tools(speaker.tokenizer)
-    prompts = heldout.heldout_prompts(config.data, wanted, reported, with_tools)
     # Every draft of every block is verified; nothing is timed, so prompts go together where the target can.
     whole = replace(speaker, threshold=0.0, baseline=False)
     if supports(speaker.target):
         whole = replace(whole, batch=max(TOGETHER, speaker.batch))
-    answer(HELDOUT_ROUNDS, whole, {heldout.NAME: prompts})
-    made = fitted(plan, read_rounds(folder, HELDOUT_ROUNDS), drafts)
-    keep(made, folder, plan)
+    try:
+        prompts = heldout.heldout_prompts(config.data, wanted, unwanted, with_tools)
+        answer(HELDOUT_ROUNDS, whole, {heldout.NAME: prompts})
+        made = fitted(plan, read_rounds(folder, HELDOUT_ROUNDS), drafts)
+    except heldout.TooFewError as error:
+        if config.evaluate.calibrate:
+            raise
+        if is_main():
+            console.say(f"[yellow]warning:[/] not calibrated: {escape(str(error))}")
+        return str(error)
+    write_calibration(folder, made)
     return made
 
 
@@ -130,55 +134,26 @@ def find(plan: CalibrationPlan, folder: Path, drafts: int, reported: Collection[
     return found if fits else None
 
 
+def check_rounds(rounds: int, prompts: int, data: str) -> None:
+    """Raise ``TooFewError`` where ``rounds`` of ``prompts`` of ``data`` are fewer than ``LEAST_ROUNDS``."""
+    if rounds < LEAST_ROUNDS:
+        raise heldout.TooFewError(
+            f"calibration: expected at least {LEAST_ROUNDS} rounds of held-out prompts, got {rounds} from {prompts} "
+            f"prompts of data={data}; more come from a larger data.heldout (before training), "
+            f"evaluate.calibration_prompts or evaluate.max_new_tokens, and {heldout.OFF}"
+        )
+
+
 def fitted(plan: CalibrationPlan, rounds: pa.Table, drafts: int) -> Calibration:
-    """Temperatures from the ``rounds`` of held-out prompts; raises ``CalibrationError`` where there are none."""
+    """Temperatures from the ``rounds`` of held-out prompts; raises ``TooFewError`` below ``LEAST_ROUNDS``."""
     seen = observe(rounds, drafts)
+    check_rounds(len(seen.drafted), len(set(rounds["key"].to_pylist())), plan.data)
     temperatures = [float(t) for t in fit(seen.confidences, seen.accepted, seen.proposed)]
     return Calibration(
         draft=plan.draft, target=plan.target, sampler=plan.sampler, dtype=plan.dtype, thinking=plan.thinking,
         data=plan.data, made_with=plan.made_with, keys=sorted(set(rounds["key"].to_pylist())),
         rounds=len(seen.drafted), temperatures=temperatures, **compare(seen, temperatures),
     )  # fmt: skip
-
-
-def keep(calibration: Calibration, folder: Path, plan: CalibrationPlan) -> None:
-    """Write ``calibration`` into the evaluation's ``folder``, and the draft's where that may and can be written."""
-    write_calibration(folder, calibration)
-    _keep_beside_the_draft(calibration, plan)
-
-
-def restore(plan: CalibrationPlan, evaluation: Path, drafts: int) -> None:
-    """Put the calibration of a finished ``evaluation`` beside its draft, where there is none any more."""
-    if not (plan.folder / CALIBRATION).is_file():
-        _keep_beside_the_draft(read_calibration(evaluation, plan.draft, drafts), plan)
-
-
-def _keep_beside_the_draft(calibration: Calibration, plan: CalibrationPlan) -> None:
-    path = plan.folder / CALIBRATION
-    there = path.is_file()
-    if there and read_calibration(plan.folder, plan.draft, len(calibration.temperatures)) == calibration:
-        return
-    if _is_committed(plan.folder):
-        _say(f"{path} is part of an export and stays: the calibration is kept in the evaluation only")
-        return
-    if there:
-        _say(f"{path} was made with other settings: replaced")
-    try:
-        write_calibration(plan.folder, calibration)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        _say(f"{plan.folder} cannot be written: the calibration is kept in the evaluation only")
-
-
-def _is_committed(folder: Path) -> bool:
-    """Whether the manifest of ``folder`` lists its calibration, as an export's does: it is never written again."""
-    return (folder / MANIFEST).is_file() and CALIBRATION in read_manifest(folder).files
-
-
-def _say(text: str) -> None:
-    if is_main():
-        console.say(text)
 
 
 def effect(calibration: Calibration, rounds: pa.Table) -> CalibrationEffect:

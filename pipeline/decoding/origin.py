@@ -1,14 +1,52 @@
-"""What a draft was made from, as far as the store holds it: the prompts that it was trained on."""
+"""What a draft was made from, as far as the store holds it: target, data, and the prompts that it was trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
 
 from data_specs.answers import read_answers
+from pipeline.config import Config, DataConfig, TargetConfig
 from pipeline.prompts.benchmarks import Prompt
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.lineage import behind
+
+MACHINE = {"device", "tensor_parallel"}  # keys of the target that are about this machine
+Group = TypeVar("Group", TargetConfig, DataConfig)
+
+
+def with_own(config: Config, store: Store, draft: Artifact | Path, task: Sequence[str]) -> Config:
+    """``config`` with the target and the data of ``draft``, where its manifests know them.
+
+    ``task``: the overrides that the user gave. Their keys stay as they are in ``config``, and with ``target``,
+    ``target.path``, ``target.package``, ``data`` or ``data.sources`` the whole of that group.
+    """
+    named = {override.lstrip("+~").partition("=")[0] for override in task}
+    made = {kind: artifact.manifest.config for kind, artifact in behind(store, draft).items()}
+    trained = made.get("draft", {})
+    # A cache that was named holds other data than those of the run that trained on it: its answers know.
+    target, data = trained.get("target"), made.get("answers", trained).get("data")
+    changes: dict[str, TargetConfig | DataConfig] = {}
+    if target and not {"target", "target.path", "target.package"} & named:
+        changes["target"] = _own(config.target, target, MACHINE | _fields("target", named))
+    if data and not {"data", "data.sources"} & named:
+        changes["data"] = _own(config.data, data, _fields("data", named))
+    return dataclasses.replace(config, **cast(Any, changes)) if changes else config
+
+
+def _fields(group: str, named: Collection[str]) -> set[str]:
+    return {key.split(".")[1] for key in named if key.startswith(f"{group}.")}
+
+
+def _own(mine: Group, recorded: Mapping[str, Any], kept: Collection[str]) -> Group:
+    """The group that a manifest has ``recorded``, with the fields ``kept`` of ``mine``; unknown fields are left out."""
+    known = {name: value for name, value in recorded.items() if name in mine.__dataclass_fields__}
+    own = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(type(mine)), known))
+    return cast(Group, dataclasses.replace(cast(Any, own), **{name: getattr(mine, name) for name in kept}))
 
 
 def trained_keys(store: Store, draft: Artifact | Path | None) -> frozenset[str] | None:
@@ -28,3 +66,9 @@ def trained_counts(
     if keys is None:
         return None
     return {name: sum(prompt.key in keys for prompt in listed) for name, listed in prompts.items()}
+
+
+def unwanted(store: Store, draft: Artifact | Path, prompts: Mapping[str, Sequence[Prompt]]) -> frozenset[str]:
+    """Keys of the prompts that no calibration may be fitted on: the reported ``prompts``, and those trained on."""
+    reported = frozenset(prompt.key for listed in prompts.values() for prompt in listed)
+    return reported | (trained_keys(store, draft) or frozenset())

@@ -24,6 +24,10 @@ NAME = "heldout"
 OFF = "evaluate.calibrate=false leaves the calibration out"
 
 
+class TooFewError(ConfigError):
+    """Too few held-out prompts, or rounds of them, for a calibration; the message names what is needed."""
+
+
 def check(data: DataConfig) -> None:
     """Raise ``ConfigError`` where ``data`` can have no held-out prompt."""
     if data.heldout <= 0:
@@ -48,7 +52,7 @@ def heldout_prompts(
     """At most ``count`` held-out prompts, taken from the sources in turn.
 
     Each source is read only as far as needed. Prompts whose key is in ``reported`` are left out, because a calibration
-    is judged on prompts that it never saw, and without ``with_tools`` those that have tools. Raises ``ConfigError``
+    is judged on prompts that it never saw, and without ``with_tools`` those that have tools. Raises ``TooFewError``
     when no prompt is left.
     """
     check(data)
@@ -65,9 +69,9 @@ def heldout_prompts(
             elif len(found) < count:
                 found[key] = (said[0], said[1])
     if not found:
-        raise ConfigError(
-            f"data.heldout={data.heldout}: every held-out prompt of data={data.name} is in a benchmark of this "
-            f"evaluation, so that none is left for the calibration; {OFF}"
+        raise TooFewError(
+            f"data.heldout={data.heldout}: data={data.name} has no held-out prompt that is neither in a benchmark of "
+            f"this evaluation nor trained on, so that none is left for the calibration; {OFF}"
         )
     return [Prompt(NAME, i, key, *said) for i, (key, said) in enumerate(found.items())]
 

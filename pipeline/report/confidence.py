@@ -47,6 +47,9 @@ COLUMNS = (
 def calibration(evaluation: Evaluation) -> Section:
     """ECE, Brier score and AUC by position and reliability diagrams, before and after scaling (paper, Fig. 6)."""
     found = evaluation.summary.calibration
+    if refused := evaluation.summary.calibration_refused:
+        warning = Note(f"Not calibrated: {refused}", warns=True, where=EVERYWHERE)
+        return Section("calibration", CALIBRATION, [warning])
     if not found:
         text = "Not calibrated. evaluate.calibrate=true calibrates a draft that has a confidence head."
         return Section("calibration", CALIBRATION, [Note(text, absent=True)])

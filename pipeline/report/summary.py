@@ -34,6 +34,7 @@ def summarise(
     calibration: CalibrationEffect | None = None,
     sweep: list[SweepRow] | None = None,
     profile: Profile | None = None,
+    calibration_refused: str | None = None,
 ) -> Summary:
     """The summary of ``rounds``, with the sections that were asked for.
 
@@ -45,6 +46,7 @@ def summarise(
         positions=positions,
         context=_contexts(rounds, positions, resamples),
         calibration=calibration,
+        calibration_refused=calibration_refused,
         sweep=sweep,
         profile=profile,
         **vars(found),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_specs.calibration import CALIBRATION
 from data_specs.manifest import MANIFEST, read_manifest
 from pipeline.store.artifacts import Artifact, Store
 
@@ -42,6 +43,15 @@ def made_of_draft(store: Store, kind: str, draft: str | None) -> list[Artifact]:
     """Artifacts of ``kind`` made from the draft with this fingerprint, the latest first; None: of no draft."""
     made = [one for one in store.list(kind) if draft and one.manifest.parents.get("draft") == draft]
     return sorted(reversed(made), key=lambda one: one.manifest.created, reverse=True)
+
+
+def calibrations(store: Store, folder: Path, draft: str) -> list[Path]:
+    """Folders that hold a calibration of the draft in ``folder`` with the fingerprint ``draft``, the latest first.
+
+    Every evaluation keeps its own; an import or an export brings one along.
+    """
+    made = [one.path for one in made_of_draft(store, "evaluation", draft)]
+    return [place for place in (*made, folder) if (place / CALIBRATION).is_file()]
 
 
 def behind(store: Store, draft: Artifact | Path | None) -> dict[str, Artifact]:

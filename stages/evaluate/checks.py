@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from data_specs.calibration import CALIBRATION
+from pipeline.decoding.calibrate import check_rounds
 from pipeline.decoding.job import KIND, EvaluationJob, benchmark_checks, check_fit, make_job
+from pipeline.decoding.origin import trained_keys
 from pipeline.preflight import Ahead, Check, checked, problems
-from pipeline.prompts.heldout import heldout_prompts
+from pipeline.prompts.heldout import TooFewError, heldout_prompts
 from pipeline.prompts.template import reads_tools
+from pipeline.store.lineage import calibrations
 from pipeline.target.files import load_tokenizer
 from pipeline.target.location import locate
 from pipeline.target.tensors import load_tensors
@@ -35,8 +38,9 @@ def checks(ahead: Ahead) -> list[Check]:
 
 
 def calibration(ahead: Ahead, job: EvaluationJob | None, reported: Collection[str]) -> str:
-    """What it will be fitted on; ``ConfigError`` where no held-out prompt is left beside those ``reported``.
+    """What it will be fitted on; ``TooFewError`` where that cannot be enough, unless null lets a draft go without.
 
+    None of the prompts may be among those ``reported``, or those that the draft was trained on.
     ``job``: None where the draft is still to come, whose confidence head then stands in the config.
     """
     config = ahead.config
@@ -46,8 +50,19 @@ def calibration(ahead: Ahead, job: EvaluationJob | None, reported: Collection[st
         is_wanted = job.calibration is not None
     if not is_wanted:
         return "none is wanted"
-    if job is not None and (job.draft / CALIBRATION).is_file():
-        return f"{job.draft / CALIBRATION} is there"
+    trained: frozenset[str] | None = None
+    if job is not None:
+        if places := calibrations(ahead.store, job.draft, job.parents["draft"]):
+            return f"{places[0] / CALIBRATION} is there"
+        trained = trained_keys(ahead.store, ahead.draft())
     with_tools = reads_tools(load_tokenizer(locate(config.target), config.target))
-    prompts = heldout_prompts(config.data, config.evaluate.calibration_prompts, reported, with_tools)
+    wanted, unwanted = config.evaluate.calibration_prompts, {*reported, *(trained or ())}
+    try:
+        prompts = heldout_prompts(config.data, wanted, unwanted, with_tools)
+        most = config.evaluate.max_new_tokens * sum(m["role"] == "user" for p in prompts for m in p.messages)
+        check_rounds(most, len(prompts), config.data.name)  # a round gives one token at least
+    except TooFewError as error:
+        if config.evaluate.calibrate or job is None:  # before training more can still be held out
+            raise
+        return f"none will be made: {error}"
     return f"{len(prompts)} held-out prompts of {config.data.name}"

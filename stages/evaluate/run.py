@@ -8,12 +8,13 @@ the benchmarks, and the answers that a threshold of the sweep changes after them
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.markup import escape
 
 from data_specs.calibration import read_calibration
 from data_specs.evaluation import (
@@ -40,15 +41,16 @@ from pipeline.decoding.job import (
     make_job,
     selected_prompts,
 )
-from pipeline.decoding.origin import trained_counts
+from pipeline.decoding.origin import trained_counts, unwanted
 from pipeline.drafts.folders.checkpoint import load, read_config
 from pipeline.drafts.model import Model
 from pipeline.drafts.registry import head_rows
 from pipeline.prompts.benchmarks import Prompt
-from pipeline.prompts.heldout import heldout_prompts
+from pipeline.prompts.heldout import TooFewError, heldout_prompts
 from pipeline.ranks import is_main
 from pipeline.report.summary import flat_metrics, summarise
 from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.lineage import calibrations
 from pipeline.store.tracking import track_figures
 from pipeline.store.work import WorkShare, commit_once
 from pipeline.target.files import load_tokenizer
@@ -76,16 +78,16 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
     if (found := store.find(KIND, job.fingerprint)) is None:
         prompts = selected_prompts(config, job.benchmarks)
         if config.plan:
-            _show_plan(config, job, prompts, store.root)
+            _show_plan(config, job, prompts, store, draft)
             return None
         # Another rank may have finished the evaluation while this one read its prompts.
         if (found := store.find(KIND, job.fingerprint)) is None:
             return _evaluate(config, store, draft, job, prompts)
     if is_main():
         console.say(f"evaluation of {job.name} is already there: {found.reference} ({found.path})")
-        if job.calibration is not None:
-            calibrate.restore(job.calibration, found.path, read_summary(found.path).positions)
         show(found)
+    if config.evaluate.calibrate and (why := read_summary(found.path).calibration_refused):
+        raise TooFewError(why)
     return found
 
 
@@ -136,15 +138,17 @@ def _evaluate(
     for part in (ROUNDS, *_more_rounds(config, job)):
         (work.path / part).mkdir(exist_ok=True)
     speaker = _speaker(config, job)
+    refused = None
     with _unless_committed(work):
-        _decode(config, work, job, speaker, prompts)
+        others = calibrations(store, job.draft, job.parents["draft"]) if job.calibration else []
+        refused = _decode(config, work, job, speaker, prompts, others, unwanted(store, draft, prompts))
     facts = _facts(config, store, draft, job, speaker, prompts)
     positions = speaker.draft.max_drafts
 
     def finish() -> dict[str, Any]:
         for left in work.path.glob(f"{ROUNDS}/.*.tmp"):  # of killed runs
             left.unlink()
-        sections = _sections(config, work, job, speaker)
+        sections = _sections(config, work, job, speaker, refused)
         rounds = read_rounds(work.path)
         result = summarise(rounds, facts, positions, config.evaluate.bootstrap, **sections)
         write_report(work, store, result)
@@ -175,29 +179,39 @@ def _unless_committed(work: Work) -> Iterator[None]:
 
 
 def _decode(
-    config: Config, work: Work, job: EvaluationJob, speaker: Speaker, prompts: dict[str, list[Prompt]]
-) -> None:
-    """Write every round of the evaluation, and the calibration that it needs, into the working folder."""
+    config: Config, work: Work, job: EvaluationJob, speaker: Speaker, prompts: dict[str, list[Prompt]],
+    others: list[Path], unwanted: Collection[str],
+) -> str | None:  # fmt: skip
+    """Write every round of the evaluation, and the calibration that it needs, into the working folder.
+
+    ``others``, ``unwanted``: see ``calibrate.obtain``. Returns why there is no calibration where one was planned.
+    """
+    refused = None
 
     def answer(part: str, speaker: Speaker, prompts: dict[str, list[Prompt]]) -> None:
         _answer(config, work, part, speaker, prompts)
 
     if job.calibration is not None:
-        reported = {prompt.key for listed in prompts.values() for prompt in listed}
-        made = calibrate.obtain(config, job.calibration, work.path, speaker, reported, answer)
-        speaker = calibrate.calibrated(speaker, made)
+        made = calibrate.obtain(config, job.calibration, work.path, others, speaker, unwanted, answer)
+        if isinstance(made, str):
+            refused = made
+        else:
+            speaker = calibrate.calibrated(speaker, made)
     answer(ROUNDS, speaker, prompts)
     if config.evaluate.sweep:
         sweep.decode_changed(work.path, speaker, prompts, answer)
+    return refused
 
 
-def _sections(config: Config, work: Work, job: EvaluationJob, speaker: Speaker) -> dict[str, Any]:
-    """Calibration and sweep as summary.json holds them, from the files in the working folder."""
+def _sections(
+    config: Config, work: Work, job: EvaluationJob, speaker: Speaker, refused: str | None
+) -> dict[str, Any]:
+    """Calibration (or why it was ``refused``) and sweep as summary.json holds them, from the working folder's files."""
     rounds = read_rounds(work.path)
-    sections: dict[str, Any] = {}
+    sections: dict[str, Any] = {"calibration_refused": refused} if refused else {}
     if speaker.draft.config.enable_confidence_head:
         observe(rounds, speaker.draft.max_drafts)  # raises if a confidence is missing or no probability
-    if job.calibration is not None:
+    if job.calibration is not None and not refused:
         made = read_calibration(work.path, job.calibration.draft, speaker.draft.max_drafts)
         speaker = calibrate.calibrated(speaker, made)
         sections["calibration"] = calibrate.effect(made, rounds)
@@ -270,15 +284,23 @@ def _facts(
     )
 
 
-def _show_plan(config: Config, job: EvaluationJob, prompts: dict[str, list[Prompt]], root: Path) -> None:
+def _show_plan(
+    config: Config, job: EvaluationJob, prompts: dict[str, list[Prompt]], store: Store, draft: Artifact | Path
+) -> None:
     """Print prompts, tokens, bytes and time; the time is estimated from a few tokens that are decoded now."""
     speaker = _speaker(config, job)
     every = [prompt for listed in prompts.values() for prompt in listed]
     seconds = speaker.warm_up(every[0])
     rows, total = [], 0
     if job.calibration is not None:
-        reported = {prompt.key for prompt in every}
-        asked_for = heldout_prompts(config.data, config.evaluate.calibration_prompts, reported)
+        wanted, not_these = config.evaluate.calibration_prompts, unwanted(store, draft, prompts)
+        try:
+            asked_for = heldout_prompts(config.data, wanted, not_these)
+        except TooFewError as error:
+            if config.evaluate.calibrate:
+                raise
+            console.say(f"[yellow]warning:[/] not calibrated: {escape(str(error))}")
+            asked_for = []
         prompts = prompts | {"calibration (held out)": asked_for}
     for name, listed in prompts.items():
         asked = sum(len(speaker.first_turn(prompt)) for prompt in listed)
@@ -289,7 +311,7 @@ def _show_plan(config: Config, job: EvaluationJob, prompts: dict[str, list[Promp
     columns = ("benchmark", "prompts", "answers", "prompt tokens (first turn)", "new tokens, at most")
     console.table(f"Plan: evaluate {job.name} on {config.target.name}", columns, rows)
     ways = 2 if config.evaluate.baseline else 1
-    free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
+    free = shutil.disk_usage(next(p for p in (store.root, *store.root.absolute().parents) if p.exists())).free
     if config.evaluate.sweep:
         console.say("evaluate.sweep decodes again what a threshold changes: up to nine times the benchmarks.")
     console.say(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
-from data_specs.calibration import CALIBRATION
+from data_specs.calibration import CALIBRATION, Calibration
 from data_specs.draft import CONFIG, WEIGHTS
 from data_specs.export import PROVENANCE
 from data_specs.manifest import fingerprint, write_json
@@ -36,7 +37,10 @@ def run_import(config: Config, store: Store, folder: Path) -> Artifact | None:
     source, (_, name, contents) = read_source(folder), identify(folder)
     calibration, earlier = calibration_of(folder, source.facts.drafts), carried(folder)
     name = config.export.name or name
-    made_of = fingerprint(SCHEMA_VERSION, "import", contents, *([earlier] if earlier else []))
+    made_of = fingerprint(
+        SCHEMA_VERSION, "import", contents, *([earlier] if earlier else []),
+        *([asdict(calibration)] if calibration else []),
+    )  # fmt: skip
     if config.plan:
         console.say(f"import {name}: {len(source.tensors)} tensors. Nothing was written.")
         return None
@@ -45,16 +49,17 @@ def run_import(config: Config, store: Store, folder: Path) -> Artifact | None:
         work = begin_once(
             store, "draft", name, SCHEMA_VERSION, made_of, {}, {"imported": {"contents": contents}}
         )
-        found = work if isinstance(work, Artifact) else _write(store, work, source, earlier)
-    if calibration is not None and not (found.path / CALIBRATION).is_file():
-        move_calibration(calibration, found.path)  # after the commit: it is no part of a draft's manifest
+        found = work if isinstance(work, Artifact) else _write(store, work, source, earlier, calibration)
     _show(found, source)
     return found
 
 
-def _write(store: Store, work: Work, source: DraftSource, earlier: dict[str, Any]) -> Artifact:
-    """config.json last: it says that the tensors are whole."""
-    for _ in WorkShare(work.path, ["write"], lambda _: (work.path / CONFIG).is_file()):
+def _write(
+    store: Store, work: Work, source: DraftSource, earlier: dict[str, Any], calibration: Calibration | None
+) -> Artifact:
+    """config.json after the tensors, the calibration last: each says that what is before it is whole."""
+    last = work.path / (CONFIG if calibration is None else CALIBRATION)
+    for _ in WorkShare(work.path, ["write"], lambda _: last.is_file()):
         partial = work.path / f".{WEIGHTS}.{os.getpid()}.tmp"
         save_file(source.tensors, partial, metadata={"format": "pt"})
         partial.replace(work.path / WEIGHTS)
@@ -62,6 +67,8 @@ def _write(store: Store, work: Work, source: DraftSource, earlier: dict[str, Any
             write_json(work.path / PROVENANCE, earlier)
         write_json(work.path / CONFIG, native_fields(source))
         compare(work.path, source)
+        if calibration is not None:
+            move_calibration(calibration, work.path)
     parameters = sum(value.numel() for value in source.tensors.values())
     return commit_once(store, work, lambda: {"parameters": parameters})
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from data_specs.calibration import CALIBRATION, Calibration
+from data_specs.calibration import CALIBRATION, Calibration, draft_contents, read_calibration
 from data_specs.draft import CONFIG, WEIGHTS
 from data_specs.export import CARD, DRAFT_GGUF, PROVENANCE, SCHEMA_VERSION
 from data_specs.manifest import Manifest, file_record, fingerprint, folder_records, write_json
@@ -30,6 +30,7 @@ from pipeline.decoding.profiling import TABLE
 from pipeline.drafts.base import FROZEN
 from pipeline.ranks import is_main
 from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.lineage import calibrations
 from pipeline.store.work import WorkShare, begin_once, commit_once
 from pipeline.target.location import locate
 from stages.export import hub, llama_cpp, mlx, sglang, speculators, vllm
@@ -37,7 +38,6 @@ from stages.export.capabilities import ExportError, check, refusal
 from stages.export.lineage import (
     TargetFacts,
     ancestors,
-    calibration_of,
     carried,
     check_no_paths,
     known_target,
@@ -73,6 +73,7 @@ class ExportJob:
     manifests: dict[str, Manifest]
     earlier: dict[str, Any]  # provenance.json that came with the draft
     target: TargetFacts
+    calibrated_in: Path | None  # the folder that holds the calibration
     calibration: Calibration | None
     evaluation: Artifact | None
     costs: SpsTable | None  # of its steps, where the evaluation measured them
@@ -118,6 +119,10 @@ def make_job(config: Config, store: Store, draft: Artifact | Path) -> ExportJob:
     source, manifests, earlier = read_source(folder), ancestors(store, draft), carried(folder)
     evaluation = _evaluation(store, name, made_of, config.evaluation)
     profile = None if evaluation is None else evaluation.path / TABLE
+    kept = calibrations(store, folder, made_of)
+    if evaluation is not None and evaluation.path in kept:  # that of the figures on the card
+        kept.insert(0, evaluation.path)
+    place = kept[0] if kept else None
     return ExportJob(
         draft=draft,
         folder=folder,
@@ -127,7 +132,8 @@ def make_job(config: Config, store: Store, draft: Artifact | Path) -> ExportJob:
         manifests=manifests,
         earlier=earlier,
         target=known_target(manifests, earlier, config.export.target),
-        calibration=calibration_of(folder, source.facts.drafts),
+        calibrated_in=place,
+        calibration=read_calibration(place, draft_contents(folder), source.facts.drafts) if place else None,
         evaluation=evaluation,
         costs=read_table(profile) if profile is not None and profile.is_file() else None,
     )
@@ -172,13 +178,13 @@ def _export(
     recorded = {"format": form, "license": settings.license, "repo": settings.repo if form == "hub" else None}
     recorded |= {"gguf": settings.outtype if form == "llama_cpp" and settings.converter else None}
     recorded |= {"draft_sampling": job.draft_sampling}
-    calibration = job.folder / CALIBRATION
+    calibration = job.calibrated_in and file_record(job.calibrated_in / CALIBRATION).sha256
     parents = {"draft": job.made_of}
     if form == "hub" and job.evaluation is not None:
         parents["evaluation"] = job.evaluation.manifest.fingerprint
     made_of = fingerprint(
         SCHEMA_VERSION, recorded, parents, dataclasses.asdict(job.target), name,
-        file_record(calibration).sha256 if calibration.is_file() else None, *([job.earlier] if job.earlier else []),
+        calibration, *([job.earlier] if job.earlier else []),
         _schedule(form, job),
     )  # fmt: skip
     if (found := store.find(KIND, made_of)) is not None:

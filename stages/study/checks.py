@@ -29,4 +29,4 @@ def policies(ahead: Ahead) -> str:
         return ", ".join(arm.name for arm in arms(study.policies, drafts, study.threshold))
     if len(config.stage.steps) > 1:  # the evaluation before it makes the calibration
         config = dataclasses.replace(config, study=dataclasses.replace(study, calibrated=False))
-    return ", ".join(arm.name for arm in make_plan(config, draft).arms)
+    return ", ".join(arm.name for arm in make_plan(config, ahead.store, draft).arms)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_specs.calibration import check_use, draft_contents, read_calibration
+from data_specs.calibration import CalibrationFileError, check_use, draft_contents, read_calibration
+from pipeline import console
 from pipeline.confidence.temperatures import scaled
 from pipeline.config import Config, ConfigError
 from pipeline.decoding.batched import AnsweredRequest, Engine
@@ -21,6 +22,8 @@ from pipeline.drafts.base import Draft
 from pipeline.drafts.folders.checkpoint import load
 from pipeline.prompts.chat import render_prompt
 from pipeline.prompts.template import TemplateRefusal
+from pipeline.store.artifacts import Store
+from pipeline.store.lineage import calibrations
 from pipeline.target.files import identity, load_tokenizer
 from pipeline.target.location import locate
 from pipeline.target.model import Target
@@ -185,16 +188,30 @@ def load_ids(config: Config, job: EvaluationJob, tokenizer: object) -> Prompts:
     return found
 
 
-def temperatures_of(config: Config, job: EvaluationJob, drafts: int) -> list[float] | None:
-    """Those of the draft's calibration.json; None with ``study.calibrated=false``.
+def temperatures_of(config: Config, store: Store, job: EvaluationJob, drafts: int) -> list[float] | None:
+    """Those of the draft's latest calibration for such answers.
 
-    Raises ``CalibrationFileError`` where there is none, or one of another draft, for other answers than the study's, or
-    fitted on prompts of the study.
+    None with ``study.calibrated=false``, and in a chain that could not calibrate.
+
+    Raises ``CalibrationFileError`` where there is none, or only ones of another draft, for other answers than the
+    study's, or fitted on prompts of the study.
     """
     if not config.study.calibrated:
         return None
-    found = read_calibration(job.draft, draft_contents(job.draft), drafts)
     target, sampler = identity(locate(config.target)), job.sampler.effective()
     keys = {p.key for listed in selected_prompts(config, job.benchmarks).values() for p in listed}
-    check_use(job.draft, found, target, sampler, config.target.thinking, keys)
-    return found.temperatures
+    unfit: list[CalibrationFileError] = []
+    places = calibrations(store, job.draft, job.parents["draft"])
+    if (
+        config.study.in_chain and not places
+    ):  # too few rounds: a chain of some hours does not end with a refusal
+        console.say("study: the confidences are not calibrated")
+        return None
+    for place in places or [job.draft]:
+        try:
+            found = read_calibration(place, draft_contents(job.draft), drafts)
+            check_use(place, found, target, sampler, config.target.thinking, keys)
+            return found.temperatures
+        except CalibrationFileError as error:
+            unfit.append(error)
+    raise unfit[0]

@@ -87,7 +87,7 @@ def run_study(config: Config, store: Store, draft: Artifact | Path) -> Artifact 
     """
     if isinstance(draft, Artifact):
         draft.verify()
-    plan = make_plan(config, draft)
+    plan = make_plan(config, store, draft)
     if config.plan:
         show_plan(config, plan)
         return None
@@ -100,7 +100,7 @@ def run_study(config: Config, store: Store, draft: Artifact | Path) -> Artifact 
     return artifact
 
 
-def make_plan(config: Config, draft: Artifact | Path) -> StudyPlan:
+def make_plan(config: Config, store: Store, draft: Artifact | Path) -> StudyPlan:
     """Check the settings against the draft and the tables, and identify the study."""
     study = config.study
     # Settings of ``evaluate`` that a study ignores must not change its fingerprint.
@@ -120,7 +120,7 @@ def make_plan(config: Config, draft: Artifact | Path) -> StudyPlan:
             )
         console.say(f"study: without {', '.join(confident)}: the draft has no confidence head")
         chosen, confident = [arm for arm in chosen if arm.name not in CONFIDENT], []
-    temperatures = temperatures_of(config, job, drafts) if confident else None
+    temperatures = temperatures_of(config, store, job, drafts) if confident else None
     tables = read_tables(study, drafts)
     told = {name: value for name, value in section(study).items() if name not in SIMULATED}
     measured = fingerprint(SCHEMA_VERSION, job.fingerprint, told, temperatures)

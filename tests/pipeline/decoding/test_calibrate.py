@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import errno
 import json
 import shutil
 
@@ -15,6 +14,7 @@ from transformers import Qwen3ForCausalLM
 
 from data_specs.calibration import CALIBRATION, CalibrationFileError, draft_contents
 from data_specs.evaluation import HELDOUT_ROUNDS, EvaluationError, read_rounds
+from pipeline.confidence import temperatures
 from pipeline.confidence.rounds import observe
 from pipeline.confidence.temperatures import raw_thresholds
 from pipeline.config import Config, ConfigError, DataConfig, EvaluateConfig, SourceConfig, TrackingConfig
@@ -23,6 +23,7 @@ from pipeline.decoding.job import make_job, selected_prompts
 from pipeline.drafts.folders.checkpoint import save
 from pipeline.drafts.heads import ConfidenceHead
 from pipeline.drafts.registry import build
+from pipeline.prompts.heldout import TooFewError
 from pipeline.prompts.rows import prompt_key, split_of
 from pipeline.store.artifacts import Store
 from pipeline.target.tensors import load_tensors
@@ -81,6 +82,8 @@ def one_at_a_time():
     """Units of two prompts, so that there is something between them; test_batch.py has prompts together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrate, "TOGETHER", 1)
+        for module in (calibrate, temperatures):
+            patch.setattr(module, "LEAST_ROUNDS", 10)
         yield
 
 
@@ -112,10 +115,11 @@ def calibration_in(folder):
     return json.loads((folder / CALIBRATION).read_text())
 
 
-def test_a_calibration_is_kept_by_the_draft_and_the_evaluation(made):
+def test_a_calibration_is_kept_in_the_evaluation_and_the_draft_is_left_as_it_is(made):
     _, draft, evaluation = made
-    kept = calibration_in(draft.path)
-    assert kept == calibration_in(evaluation.path)
+    kept = calibration_in(evaluation.path)
+    assert {path.name for path in draft.path.iterdir()} == {"manifest.json", *draft.manifest.files}
+    assert CALIBRATION not in draft.manifest.files
     draft.verify()
     evaluation.verify()
     assert {f"calibration/heldout-0000{i}.parquet" for i in range(3)} < set(evaluation.manifest.files)
@@ -156,8 +160,8 @@ def test_the_sweep_equals_decoding_with_each_threshold(made):
     assert sweep[0]["anew"] == 0 and any(row["exact"] and row["anew"] for row in sweep)
     assert sweep[9]["rejected"] < sweep[0]["rejected"]
     job = make_job(config, draft)
-    temperatures = calibration_in(draft.path)["temperatures"]
-    speaker = dataclasses.replace(run._speaker(config, job), temperatures=tuple(temperatures))
+    fitted = calibration_in(evaluation.path)["temperatures"]
+    speaker = dataclasses.replace(run._speaker(config, job), temperatures=tuple(fitted))
     prompts = selected_prompts(config, job.benchmarks)["mt_bench"]
     for row in (sweep[5], sweep[6]):
         other = dataclasses.replace(speaker, threshold=row["threshold"])
@@ -169,13 +173,13 @@ def test_the_sweep_equals_decoding_with_each_threshold(made):
 
 
 def test_another_evaluation_uses_what_is_there_and_cuts_by_it(made, capsys, monkeypatch):
-    config, draft, _ = made
+    config, draft, first = made
     other = copy.deepcopy(config)
     other.evaluate.threshold, other.evaluate.sweep = 0.6, False
     monkeypatch.setattr(calibrate, "fitted", None)  # a fit would fail
     evaluation = run_evaluate(other, Store(other.artifacts), draft)
     assert (
-        f"calibration is already there: {draft.path / CALIBRATION} (5 prompts of why"
+        f"calibration is already there: {first.path / CALIBRATION} (5 prompts of why"
         in capsys.readouterr().out
     )
     assert not list((evaluation.path / HELDOUT_ROUNDS).iterdir())
@@ -199,20 +203,17 @@ def test_a_killed_calibration_goes_on_where_it_was(case, made, monkeypatch, caps
     monkeypatch.setattr(run, "write_rounds", dies)
     with pytest.raises(KeyboardInterrupt):
         run_evaluate(config, store, draft)
-    assert not (draft / CALIBRATION).exists()
     written.append("killed here")
-    run_evaluate(config, store, draft)
+    evaluation = run_evaluate(config, store, draft)
     assert written == [
         "calibration/heldout-00000.parquet", "killed here", "calibration/heldout-00001.parquet",
         "calibration/heldout-00002.parquet", "rounds/mt_bench-00000.parquet", "rounds/mt_bench-00001.parquet",
     ]  # fmt: skip
     assert "(calibration): 1 of 3 chunks are there already" in capsys.readouterr().out
-    kept = calibration_in(draft)
-    assert kept["temperatures"] == calibration_in(made[1].path)["temperatures"]
-    (draft / CALIBRATION).unlink()
+    assert calibration_in(evaluation.path)["temperatures"] == calibration_in(made[2].path)["temperatures"]
     run_evaluate(config, store, draft)
     assert "evaluation of half is already there" in capsys.readouterr().out and len(written) == 6
-    assert calibration_in(draft) == kept  # and it is beside the draft again
+    assert not (draft / CALIBRATION).exists()
 
 
 def test_a_rank_that_comes_late_finds_the_others_work(made, monkeypatch):
@@ -234,22 +235,23 @@ def test_a_rank_that_comes_late_finds_the_others_work(made, monkeypatch):
     assert not list(evaluation.path.parent.glob(".partial-*"))
 
 
-def test_a_reported_prompt_is_never_fitted_on(case, made, capsys):
+def test_a_reported_prompt_is_never_fitted_on(case, made):
     """Not in a new fit, and not by way of a calibration that was fitted on it before."""
     config, store, draft = case
-    shutil.copy(made[1].path / CALIBRATION, draft)
+    shutil.copy(made[2].path / CALIBRATION, draft)
+    before = (draft / CALIBRATION).read_bytes()
     with open(config.evaluate.files["mt_bench"], "a") as file:
         file.write(json.dumps({"turns": [HELD[1]]}) + "\n")
     evaluation = run_evaluate(config, store, draft)
     expected = [HELD[0], *HELD[2:6]]
     keys = sorted(prompt_key([{"role": "user", "content": q}]) for q in expected)
-    assert calibration_in(evaluation.path)["keys"] == calibration_in(draft)["keys"] == keys
-    assert f"{draft / CALIBRATION} was made with other settings: replaced" in capsys.readouterr().out
+    assert calibration_in(evaluation.path)["keys"] == keys
+    assert (draft / CALIBRATION).read_bytes() == before
 
 
 def test_another_drafts_calibration_is_refused(case, made):
     config, store, draft = case
-    values = calibration_in(made[1].path) | {"draft": "e" * 64}
+    values = calibration_in(made[2].path) | {"draft": "e" * 64}
     (draft / CALIBRATION).write_text(json.dumps(values))
     with refused(CalibrationFileError, draft / CALIBRATION, "draft", "e" * 12):
         run_evaluate(config, store, draft)
@@ -267,16 +269,16 @@ def test_confidences_that_are_none_are_refused_by_name(case, monkeypatch):
             run_evaluate(config, store, draft)
 
 
-def test_an_export_keeps_the_calibration_that_it_was_made_with(made, monkeypatch, capsys):
+def test_an_export_keeps_the_calibration_that_it_was_made_with(made, monkeypatch):
     """Its draft has another fingerprint (config.json says more) and the same calibration, now of these files."""
-    config, draft, _ = made
+    config, draft, first = made
     config, store = copy.deepcopy(config), Store(config.artifacts)
     work = store.begin("export", "half_vllm", 1, "9" * 64, {"draft": "f" * 64}, {})
     for path in draft.path.glob("model*"):
         shutil.copy(path, work.path)
     said = json.loads((draft.path / "config.json").read_text())
     (work.path / "config.json").write_text(json.dumps(said | {"served_by": "vllm"}))
-    values = calibration_in(draft.path) | {"draft": draft_contents(work.path)}
+    values = calibration_in(first.path) | {"draft": draft_contents(work.path)}
     (work.path / CALIBRATION).write_text(json.dumps(values))
     export = store.commit(work, {})
     config.evaluate.sweep = False
@@ -288,28 +290,45 @@ def test_an_export_keeps_the_calibration_that_it_was_made_with(made, monkeypatch
     config.evaluate.calibration_prompts = 4
     other = run_evaluate(config, store, export.path)
     assert calibration_in(other.path)["prompts"] == 4
-    assert "is part of an export and stays" in capsys.readouterr().out
     assert calibration_in(export.path) == values
     export.verify()
 
 
-def test_a_draft_that_cannot_be_written_is_left_as_it_is(case, made, monkeypatch, capsys):
-    _, _, draft = case
-    config, _, evaluation = made
-    write = calibrate.write_calibration
+def few(case, calibrate=None):
+    """An evaluation whose one held-out prompt gives fewer rounds than a calibration needs."""
+    config, store, draft = case
+    config.evaluate.calibration_prompts, config.evaluate.max_new_tokens = 1, 4
+    config.evaluate.calibrate = calibrate
+    return run_evaluate(config, store, draft)
 
-    def refuses(folder, calibration):
-        if folder == draft:
-            raise OSError(errno.EROFS, "read-only")
-        write(folder, calibration)
 
-    monkeypatch.setattr(calibrate, "write_calibration", refuses)
-    plan = dataclasses.replace(make_job(config, made[1]).calibration, folder=draft)
-    known = calibrate.find(plan, evaluation.path, DRAFTS, [])
-    calibrate.keep(known, draft.parent, plan)
-    assert not (draft / CALIBRATION).exists()
-    assert calibration_in(draft.parent) == calibration_in(evaluation.path)
-    assert "cannot be written: the calibration is kept in the evaluation only" in capsys.readouterr().out
+def test_too_few_rounds_are_refused_with_both_numbers(case, capsys, monkeypatch):
+    """Two rounds gave a temperature of 100. An evaluation that did not insist goes on without, and says why."""
+    with pytest.raises(TooFewError, match=r"at least 10 rounds .* got [1-4] from 1 prompts of data=why"):
+        few(case, calibrate=True)
+    evaluation = few(case)
+    found = summary(evaluation)
+    assert found["calibration"] is None and "at least 10 rounds" in found["calibration_refused"]
+    assert CALIBRATION not in evaluation.manifest.files
+    screen = " ".join(capsys.readouterr().out.split())
+    markdown, page = ((evaluation.path / name).read_text() for name in ("summary.md", "report.html"))
+    for text in (screen, markdown, page):
+        assert "Not calibrated: calibration: expected at least 10 rounds" in text
+    monkeypatch.setattr(run, "_speaker", None)  # it is there, and so is the answer
+    with pytest.raises(TooFewError, match="at least 10 rounds"):
+        few(case, calibrate=True)
+
+
+def test_prompts_that_were_trained_on_are_no_held_out_ones(case, monkeypatch):
+    """Those that other data hold back may be what the draft has seen."""
+    config, store, draft = case
+    keys = [prompt_key([{"role": "user", "content": q}]) for q in HELD]
+    monkeypatch.setattr("pipeline.decoding.origin.trained_keys", lambda *_: frozenset(keys[:3]))
+    assert calibration_in(run_evaluate(config, store, draft).path)["keys"] == sorted(keys[3:8])
+    monkeypatch.setattr("pipeline.decoding.origin.trained_keys", lambda *_: frozenset(keys))
+    config.evaluate.calibrate, config.seed = True, 1
+    with pytest.raises(TooFewError, match="data.heldout=0.5: data=why"):
+        run_evaluate(config, store, draft)
 
 
 def test_the_fingerprint_covers_the_calibration(case):

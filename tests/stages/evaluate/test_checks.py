@@ -45,7 +45,11 @@ def test_a_calibration_without_a_held_out_prompt(config, tmp_path) -> None:
     config.evaluate.calibrate = True
     config.data = DataConfig("chat", [SourceConfig(str(tmp_path / "train.jsonl"))], heldout=1e-9)
     assert states(config)["calibration"] == "problem"
-    config.data.heldout = 1.0
+    config.data.heldout, config.evaluate.max_new_tokens = 1.0, 199
+    assert states(config)["calibration"] == "problem"  # a round gives a token at least: too few rounds
+    config.evaluate.calibrate = None
+    assert states(config)["calibration"] == "ok"  # it goes without
+    config.evaluate.calibrate, config.evaluate.max_new_tokens = True, 200
     assert states(config)["calibration"] == "ok"
     config.draft = None
     ahead = Ahead(config, frozenset({("draft", "tiny_dspark")}))

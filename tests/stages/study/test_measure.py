@@ -14,6 +14,7 @@ from pipeline.config import ConfigError
 from pipeline.decoding.job import make_job
 from pipeline.decoding.sampling import Sampler
 from pipeline.prompts.benchmarks import load_benchmark, load_prompts
+from pipeline.store.artifacts import Store
 from pipeline.target.model import Target
 from stages.study import measure
 from stages.study.measure import InProcessServer, load_ids, temperatures_of
@@ -89,9 +90,13 @@ def test_temperatures_are_the_calibrations_unless_they_are_not_wanted(config, fo
     write_calibration(folder, tiny_study.calibration_of(folder, target_folder, [2.0, 1.5, 1.0]))
     job = make_job(config, folder)
     config.study.calibrated = False
-    assert temperatures_of(config, job, 3) is None
+    assert temperatures_of(config, Store(config.artifacts), job, 3) is None
     config.study.calibrated = True
-    assert temperatures_of(config, job, 3) == [2.0, 1.5, 1.0]  # of another type, which only rounds
+    assert temperatures_of(config, Store(config.artifacts), job, 3) == [
+        2.0,
+        1.5,
+        1.0,
+    ]  # of another type, which only rounds
 
 
 def test_a_foreign_calibration_is_refused_by_name(config, folder, target_folder):
@@ -106,7 +111,7 @@ def test_a_foreign_calibration_is_refused_by_name(config, folder, target_folder)
     ):
         write_calibration(folder, dataclasses.replace(made, **change))
         with refused(CalibrationFileError, folder / "calibration.json", *named):
-            temperatures_of(config, job, 3)
+            temperatures_of(config, Store(config.artifacts), job, 3)
 
 
 # --- a point ----------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_refusals(config, draft_folder, target_folder, tmp_path) -> None:
     with refused(StudyError, "study.policies", "algorithm_1", "silent"):
         run_study(config, store, silent)
     config.study.in_chain = True  # a chain of some hours does not end with a refusal
-    assert [arm.name for arm in run.make_plan(config, silent).arms] == ["plain", "fixed_1"]
+    assert [arm.name for arm in run.make_plan(config, store, silent).arms] == ["plain", "fixed_1"]
     config.study.in_chain = False
     config.study.simulated_concurrencies = [1, 5]
     with refused(SpsError, "box", "points", 16, 20):
