@@ -1,12 +1,12 @@
 """Many requests decoded together with continuous batching: what a server does, in one process.
 
-A step: prompts that wait are prefilled (at most ``prefill_tokens`` of them, so that nobody waits long for a long
-prompt), then one draft pass proposes a chain for every request, the policy says how much of each is verified, and one
-ragged pass of the target verifies all of it (pipeline/target/ragged.py): its cost follows the number of tokens. A
-request that ends frees its slot for the next one.
+In each step, the target first reads prompts that wait, at most ``prefill_tokens`` of their tokens, so that a long
+prompt delays nobody for long. Then one draft pass proposes a chain for every request, the policy decides how much of
+each chain is verified, and one ragged pass of the target (pipeline/target/ragged.py) verifies it at a cost that follows
+the number of tokens. A request that ends frees its slot for the next one.
 
-Each answer is distributed as the target's own whatever the policy, as long as that looks at confidences only in the way
-that scheduler.py allows; greedy answers are equal to the target's.
+Each answer is distributed as the target's own, and greedy answers are equal to the target's. This holds for every
+policy that uses confidences only as scheduler.py allows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from pipeline.confidence.temperatures import scaled
+from pipeline.decoding.clock import Clock
 from pipeline.decoding.sampling import Sampler, accept_all
 from pipeline.decoding.scheduler import Array, Policy, candidates
-from pipeline.decoding.single import DecodeError, Round, cut_at_end
+from pipeline.decoding.single import Decoded, DecodeError, Round, cut_at_end
 from pipeline.decoding.steps import Request, Step, Times
 from pipeline.drafts.base import Draft, Proposals
 from pipeline.target.model import States, Target
@@ -35,13 +36,10 @@ REFERENCE_EVERY = 2  # steps
 
 
 @dataclass(frozen=True)
-class AnsweredRequest:
-    """A request's answer. ``rounds[0]`` is its prefill; a step's seconds are shared among those that took part."""
+class AnsweredRequest(Decoded):
+    """A request's answer. The seconds of a step are shared equally among the requests that took part in it."""
 
     request: Request
-    answer: list[int]
-    finish: str  # stop | length
-    rounds: list[Round]
     times: Times
 
 
@@ -63,37 +61,30 @@ class _Live:
 
     @property
     def waiting(self) -> int:
-        """Prompt tokens still to be read."""
+        """Prompt tokens that the target has not read yet."""
         return len(self.request.prompt) - self.filled
 
     @property
     def room(self) -> int:
-        """Drafts that may be verified without going beyond the limit: the token after them counts too."""
+        """How many drafts fit the token limit; it also leaves room for the target's own token after them."""
         return self.request.max_new_tokens - len(self.answer) - 1
 
 
 class Engine:
-    """Target and draft (None: plain decoding) behind ``slots`` slots of ``capacity`` positions each.
+    """Target and draft behind ``slots`` slots of ``capacity`` positions each; without a draft, it decodes plainly.
 
-    ``policy`` maps confidences [R, G] to how many drafts of each request are verified; None: all of them. It is given
-    calibrated confidences where there are ``temperatures`` [G], and ones where the draft has no confidence head.
-    ``drafts``: at most so many a request and step. ``repetition_penalty``: transformers' own, without a draft only.
+    ``policy`` maps confidences [R, G] to the number of drafts to verify for each request; None verifies all. The
+    confidences are calibrated if there are ``temperatures`` [G], and all 1 if the draft has no confidence head.
+    ``drafts`` limits the drafts of a request in one step. ``repetition_penalty`` (as in transformers) needs plain
+    decoding.
     """
 
     def __init__(
-        self,
-        target: Target,
-        draft: Draft | None,
-        sampler: Sampler,
-        policy: Policy | None,
-        slots: int,
-        capacity: int,
-        drafts: int | None = None,
-        temperatures: Sequence[float] | None = None,
-        prefill_tokens: int = PREFILL_TOKENS,
-        generator: torch.Generator | None = None,
+        self, target: Target, draft: Draft | None, sampler: Sampler, policy: Policy | None, slots: int, capacity: int,
+        drafts: int | None = None, temperatures: Sequence[float] | None = None,
+        prefill_tokens: int = PREFILL_TOKENS, generator: torch.Generator | None = None,
         repetition_penalty: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         assert draft is None or repetition_penalty is None, (
             "a chain's later tokens would change its penalties"
         )
@@ -104,42 +95,38 @@ class Engine:
         self.drafts = most if drafts is None else min(drafts, most)
         self.temperatures = temperatures
         self.prefill_tokens, self.generator = prefill_tokens, generator
-        # A pass that is always the same; returns its seconds, which are not the run's (``Step.pace``).
+        # Returns the seconds of a fixed pass (``Step.pace``). They do not count as time of the run.
         self.reference: Callable[[], float] | None = None
         self.steps: list[Step] = []
         self._pace = 1.0
         self._live: list[_Live] = []
-        self._origin = self._mark = 0.0
+        self.clock = Clock(target.device)
 
     def serve(self, requests: Iterable[Request]) -> Iterator[AnsweredRequest]:
-        """Answer ``requests``, each not before its arrival; they come out in the order in which they end.
+        """Answer ``requests``, none before its arrival. They are yielded in the order in which they end.
 
-        Raises ``DecodeError`` naming the request that no slot can hold.
+        Raises ``DecodeError`` naming a request that does not fit into a slot.
         """
         queue = deque(sorted(requests, key=lambda request: request.arrival))
         for request in queue:
             self._check(request)
         self.steps, self._live = [], []
         self.ragged.lengths = [0] * len(self.ragged.lengths)
-        self._origin = self._mark = self._now()
+        self.clock = Clock(self.target.device)
         with self.ragged.attention():
             while queue or self._live:
-                self._refer()
+                if self.reference is not None and len(self.steps) % REFERENCE_EVERY == 0:
+                    with self.clock.paused():
+                        self._pace = self.reference()
                 self._admit(queue)
-                if self.draft is None:  # Schedules and their simulation go by the order of arrival.
+                if (
+                    self.draft is None
+                ):  # With a draft, schedules and their simulation rely on the order of arrival.
                     self._close_gaps()
                 yield from self._step()
 
-    def _refer(self) -> None:
-        """How fast the machine is now, every other step; the clock of the run stands still meanwhile."""
-        if self.reference is not None and len(self.steps) % REFERENCE_EVERY == 0:
-            began = self._now()
-            self._pace = self.reference()
-            self._origin += self._now() - began
-            self._lap()
-
     def _check(self, request: Request) -> None:
-        """Every token of prompt and answer needs a position, and so do drafts that are verified in vain."""
+        """Refuse a request without a prompt, or one whose prompt and answer need more positions than a slot has."""
         needed = len(request.prompt) + request.max_new_tokens
         if not request.prompt or request.max_new_tokens < 1:
             raise DecodeError(
@@ -153,22 +140,22 @@ class Engine:
             )
 
     def _admit(self, queue: deque[Request]) -> None:
-        """Give free slots to those that have arrived; wait for the next where there is nothing else to do."""
+        """Give free slots to requests that have arrived; with no live request, wait for the next arrival."""
         if not self._live and queue:
-            time.sleep(max(0.0, queue[0].arrival - self._time()))
-            self._lap()  # waiting is nobody's time
+            time.sleep(max(0.0, queue[0].arrival - self.clock.time()))
+            self.clock.lap()  # waiting counts for no request
         taken = {live.slot for live in self._live}
         for slot in range(len(self.ragged.lengths)):
-            if not queue or queue[0].arrival > self._time():
+            if not queue or queue[0].arrival > self.clock.time():
                 return
             if slot not in taken:
                 state = None if self.draft is None else self.draft.start()
                 self.ragged.keep(slot, 0)
-                self._live.append(_Live(queue.popleft(), slot, state, self._time()))
+                self._live.append(_Live(queue.popleft(), slot, state, self.clock.time()))
 
     @torch.inference_mode()
     def _close_gaps(self) -> None:
-        """Let the live requests have the first slots, in order: their attention needs no copy of the cache then."""
+        """Move the live requests to the first slots, in order, so that their attention needs no copy of the cache."""
         free = sorted(set(range(len(self._live))) - {live.slot for live in self._live})
         for live in [live for live in self._live if live.slot >= len(self._live)]:
             slot, live.slot = live.slot, free.pop(0)
@@ -176,27 +163,23 @@ class Engine:
         self._live.sort(key=lambda live: live.slot)
 
     def _step(self) -> list[AnsweredRequest]:
-        """Prefill, then draft and verify; those that ended."""
-        began = self._time()
+        """Prefill, then draft and verify. Returns the requests that ended."""
+        began = self.clock.time()
         chunks = _chunks(self._live, self.prefill_tokens)
         first = self._prefill(chunks) if chunks else 0
-        prefill_seconds = self._lap()
+        prefilled = sum(count for _, count in chunks)
+        step = Step(
+            began, emitted=first, prefilled=prefilled, prefill_seconds=self.clock.lap(), pace=self._pace
+        )
         ready = [live for live in self._live if live.answer and not self._ended(live)]
-        done = self._decode(ready) if ready else _Done()
-        self.steps.append(
-            Step(
-                began, len(ready), done.context, done.drafted, done.verified, done.accepted, done.emitted + first,
-                sum(count for _, count in chunks), prefill_seconds, done.draft_seconds, done.schedule_seconds,
-                done.verify_seconds, self._pace,
-            )
-        )  # fmt: skip
+        self.steps.append(self._decode(ready, step) if ready else step)
         ended = [live for live in self._live if live.answer and self._ended(live)]
         self._live = [live for live in self._live if live not in ended]
-        return [self._served(live) for live in ended]
+        return [self._answered(live) for live in ended]
 
     @torch.inference_mode()
     def _prefill(self, chunks: list[tuple[_Live, int]]) -> int:
-        """Read so many prompt tokens of each request; how many thereby have their first token."""
+        """Read the given number of prompt tokens of each request. Returns how many requests got their first token."""
         device, counts = self.target.device, [count for _, count in chunks]
         pieces = [torch.tensor(live.request.prompt[live.filled : live.filled + n]) for live, n in chunks]
         ids = torch.cat(pieces).to(device)
@@ -207,46 +190,47 @@ class Engine:
         last = torch.tensor(counts).cumsum(0)[[not live.waiting for live, _ in chunks]] - 1
         logits = self._penalised(self.target.logits(states.last_hidden[last.to(device)]), ready)  # [ready, V]
         _, anchors = accept_all(ids[:0], [0] * len(ready), None, logits, self.sampler, self.generator)
-        verify_seconds = self._since()
+        verify_seconds = self.clock.since()
         self._observe([live for live, _ in chunks], counts, ids, states)
         for live, count in chunks:
             share = count / len(ids)
             live.verify_seconds += share * verify_seconds
-            live.draft_seconds += share * (self._since() - verify_seconds)
+            live.draft_seconds += share * (self.clock.since() - verify_seconds)
         for live, anchor in zip(ready, anchors, strict=True):
-            live.anchor, live.answer, live.first_token = anchor, [anchor], self._time()
+            live.anchor, live.answer, live.first_token = anchor, [anchor], self.clock.time()
             start = len(live.request.prompt)
             live.rounds = [Round(start, 0, 0, 0, [anchor], None, live.draft_seconds, live.verify_seconds)]
         return len(ready)
 
     @torch.inference_mode()
-    def _decode(self, live: list[_Live]) -> _Done:
-        """One round of each request."""
+    def _decode(self, live: list[_Live], step: Step) -> Step:
+        """Do one round of each request. Returns ``step`` with this work added."""
         context = [self.ragged.lengths[one.slot] for one in live]
         anchors = torch.tensor([one.anchor for one in live], device=self.target.device)
         room = np.array([min(self.drafts, one.room) for one in live])
         made = self._propose(live, anchors, int(room.max()))
-        draft_seconds = self._lap()
+        draft_seconds = self.clock.lap()
         lengths = self._schedule(made, room)
-        schedule_seconds = self._lap()
+        schedule_seconds = self.clock.lap()
         verified = self._verify(live, anchors, made, lengths)
-        verify_seconds = self._lap()
-        emitted = self._record(live, context, made, lengths, verified)
+        verify_seconds = self.clock.lap()
+        self._record(live, context, made, lengths, verified)
         self._take_in(live, verified)
-        draft_seconds += self._lap()
-        for one in live:  # what the step took, shared
+        draft_seconds += self.clock.lap()
+        per_request = (draft_seconds + schedule_seconds) / len(live), verify_seconds / len(live)
+        for one in live:
             one.rounds[-1] = replace(
-                one.rounds[-1],
-                draft_seconds=(draft_seconds + schedule_seconds) / len(live),
-                verify_seconds=verify_seconds / len(live),
+                one.rounds[-1], draft_seconds=per_request[0], verify_seconds=per_request[1]
             )
-        return _Done(
-            sum(context), made.tokens.numel(), len(verified.ids), sum(one.rounds[-1].accepted for one in live),
-            emitted, draft_seconds, schedule_seconds, verify_seconds,
+        rounds = [one.rounds[-1] for one in live]
+        return replace(
+            step, requests=len(live), context=sum(context), drafted=made.tokens.numel(), verified=len(verified.ids),
+            accepted=sum(r.accepted for r in rounds), emitted=step.emitted + sum(len(r.tokens) for r in rounds),
+            draft_seconds=draft_seconds, schedule_seconds=schedule_seconds, verify_seconds=verify_seconds,
         )  # fmt: skip
 
     def _verify(self, live: list[_Live], anchors: Tensor, made: Proposals, lengths: Array) -> _Verified:
-        """Run the target over the anchors and the first ``lengths`` [R] drafts of each chain, keep what holds."""
+        """Run the target over each anchor and the first ``lengths`` [R] drafts of its chain; keep the accepted ones."""
         chosen = _first(made.tokens, lengths)  # bool [R, n]
         rows = torch.cat([torch.ones_like(anchors, dtype=torch.bool)[:, None], chosen], 1)
         ids = torch.cat([anchors[:, None], made.tokens], 1)[rows]  # [T]
@@ -263,7 +247,7 @@ class Engine:
         return _Verified(rows, ids, states, accepted, following)
 
     def _penalised(self, logits: Tensor, live: list[_Live]) -> Tensor:
-        """``logits`` [R, V] with the tokens of each request's prompt and answer made less likely."""
+        """``logits`` [R, V], in which the tokens of each request's prompt and answer are less likely."""
         if self.repetition_penalty is None:
             return logits
         from transformers import RepetitionPenaltyLogitsProcessor
@@ -274,7 +258,7 @@ class Engine:
         return torch.cat(rows) if rows else logits
 
     def _take_in(self, live: list[_Live], verified: _Verified) -> None:
-        """Let the draft observe what was kept of those that go on."""
+        """Let the draft observe the kept tokens of all requests that have not ended."""
         going = [not self._ended(one) for one in live]
         kept = np.where(going, np.array(verified.accepted) + 1, 0)
         taken = _first(verified.rows, kept)[verified.rows]  # bool [T]
@@ -293,7 +277,7 @@ class Engine:
         )
 
     def _schedule(self, made: Proposals, room: Array) -> Array:
-        """How many drafts of each request are verified, int64 [R]; none beyond its ``room`` [R]."""
+        """How many drafts of each request to verify, int64 [R], at most its ``room`` [R]."""
         width = made.tokens.shape[1]
         counts: Array = np.minimum(room, width)
         if self.policy is not None and width:
@@ -302,7 +286,7 @@ class Engine:
                 confidences = made.confidences.double().cpu().numpy()
                 if self.temperatures is not None:
                     confidences = scaled(confidences, np.asarray(self.temperatures)[:width])
-            # What would go beyond a request's limit is no candidate: it must not take the place of another's.
+            # A draft beyond its request's limit must not take the place of another request's draft.
             counts = np.minimum(self.policy(candidates(confidences, room)), room)
         return counts
 
@@ -314,78 +298,45 @@ class Engine:
 
     def _record(
         self, live: list[_Live], context: list[int], made: Proposals, lengths: Array, verified: _Verified
-    ) -> int:
-        """Append a round to each request, its times still unknown; how many tokens were emitted."""
+    ) -> None:
+        """Append a round to each request; its seconds are still 0."""
         chains = made.tokens.tolist()
         confidences = None if made.confidences is None else made.confidences.tolist()
-        total = 0
         for r, one in enumerate(live):
             n = int(lengths[r])
-            anchor = verified.following[r]
-            tokens, held, proposed = cut_at_end(chains[r][:n], verified.accepted[r], anchor, self.target.eos)
+            one.anchor = verified.following[r]
+            tokens, held, proposed = cut_at_end(
+                chains[r][:n], verified.accepted[r], one.anchor, self.target.eos
+            )
             own = None if confidences is None else confidences[r][:n]
             one.rounds.append(Round(context[r], n, proposed, held, tokens, own, 0.0, 0.0))
-            one.anchor = anchor
             one.answer += tokens
-            total += len(tokens)
-        return total
 
     def _ended(self, live: _Live) -> bool:
         return live.answer[-1] in self.target.eos or len(live.answer) >= live.request.max_new_tokens
 
-    def _served(self, live: _Live) -> AnsweredRequest:
+    def _answered(self, live: _Live) -> AnsweredRequest:
         finish = "stop" if live.answer[-1] in self.target.eos else "length"
-        number, arrival = live.request.number, live.request.arrival
-        times = Times(number, len(live.answer), arrival, live.admitted, live.first_token, self._time())
-        return AnsweredRequest(live.request, live.answer, finish, live.rounds, times)
-
-    # --- the clock: laps leave no time out ---
-
-    def _now(self) -> float:
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
-        return time.perf_counter()
-
-    def _time(self) -> float:
-        """Seconds since the run began."""
-        return self._now() - self._origin
-
-    def _since(self) -> float:
-        """Seconds since the last lap."""
-        return self._now() - self._mark
-
-    def _lap(self) -> float:
-        before, self._mark = self._mark, self._now()
-        return self._mark - before
+        times = Times(
+            live.request.number, len(live.answer), live.request.arrival, live.admitted, live.first_token,
+            self.clock.time(),
+        )  # fmt: skip
+        return AnsweredRequest(live.answer, finish, live.rounds, live.request, times)
 
 
 @dataclass(frozen=True)
 class _Verified:
-    """A verification pass of T tokens; ``rows`` bool [R, 1+n] are those of each request's anchor and chain."""
+    """A verification pass of T tokens. ``rows`` bool [R, 1+n] marks the verified part of each anchor and chain."""
 
     rows: Tensor
     ids: Tensor  # int64 [T]
     states: States  # [T, ..]
     accepted: list[int]
-    following: list[int]  # the token after what was accepted
-
-
-@dataclass(frozen=True)
-class _Done:
-    """What a draft and verification pass did; the fields are those of ``load.Step``."""
-
-    context: int = 0
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    emitted: int = 0
-    draft_seconds: float = 0.0
-    schedule_seconds: float = 0.0
-    verify_seconds: float = 0.0
+    following: list[int]  # the target's token after the accepted drafts
 
 
 def _chunks(live: list[_Live], most: int) -> list[tuple[_Live, int]]:
-    """Whose prompts are read next, and how much of each: at most ``most`` tokens, first come, first served."""
+    """The requests whose prompts are read next, and how many tokens of each: at most ``most``, first come first."""
     chunks, left = [], most
     for one in live:
         if one.waiting and left:
@@ -395,6 +346,6 @@ def _chunks(live: list[_Live], most: int) -> list[tuple[_Live, int]]:
 
 
 def _first(like: Tensor, counts: Array) -> Tensor:
-    """bool of the shape [R, n] of ``like``: the first ``counts`` [R] of each row."""
+    """bool [R, n], the shape of ``like``: true for the first ``counts`` [R] of each row."""
     places = torch.arange(like.shape[1], device=like.device)
     return places < torch.from_numpy(np.asarray(counts)).to(like.device)[:, None]

@@ -13,7 +13,7 @@ from data_specs.evaluation import DRAFT, PLAIN
 from pipeline.confidence.temperatures import raw_thresholds
 from pipeline.config import ConfigError
 from pipeline.decoding.sampling import Sampler
-from pipeline.decoding.single import Decoded, Round, decode
+from pipeline.decoding.single import Decoded, decode
 from pipeline.drafts.base import Draft
 from pipeline.prompts.benchmarks import Prompt
 from pipeline.prompts.chat import render_prompt
@@ -26,25 +26,9 @@ WARM_UP_TOKENS = 16
 RoundRow = Mapping[str, object]  # of data_specs/evaluation.SCHEMA
 
 
-class Answered(Protocol):
-    """What decoding one prompt brought, alone or with others."""
-
-    @property
-    def answer(self) -> list[int]:
-        """Its tokens."""
-
-    @property
-    def finish(self) -> str:
-        """``stop`` or ``length``."""
-
-    @property
-    def rounds(self) -> list[Round]:
-        """The rounds that made it, the prefill first."""
-
-
 @dataclass(frozen=True)
 class Speaker:
-    """Target, draft, and how answers are made; the same for all prompts of an evaluation."""
+    """Target, draft and settings that are the same for all prompts of an evaluation."""
 
     target: Target
     draft: Draft
@@ -55,15 +39,13 @@ class Speaker:
     baseline: bool
     thinking: bool | None
     seed: int
-    temperatures: tuple[
-        float, ...
-    ] = ()  # of a calibration: the threshold is compared with calibrated confidences
-    batch: int = 1  # prompts at a time (batch.py)
+    temperatures: tuple[float, ...] = ()  # if calibrated, the threshold applies to calibrated confidences
+    batch: int = 1  # prompts at a time (dialogues.py)
 
     def answer(self, prompt: Prompt) -> list[RoundRow]:
-        """Rows of every round of every turn; a turn that the target's context cannot hold ends the dialogue.
+        """Rows of every round of every turn. A turn that does not fit the target's context ends the dialogue.
 
-        Each turn's history holds the answers made with the draft, so that both ways answer the same prompt.
+        Each turn's history has the answers made with the draft, so that both modes answer the same prompt.
         """
         dialogue = Dialogue(self, prompt)
         while (turn := dialogue.ask()) is not None:
@@ -74,7 +56,7 @@ class Speaker:
 
     @property
     def thresholds(self) -> list[float]:
-        """What the draft's own confidence of each draft of a block must reach."""
+        """The raw confidence that each draft of a block must reach."""
         return raw_thresholds(self.threshold, self.temperatures or [1.0] * self.draft.max_drafts)
 
     def render(self, prompt: Prompt, messages: list[Message]) -> list[int]:
@@ -87,11 +69,11 @@ class Speaker:
         return self.render(prompt, prompt.messages[: first + 1])
 
     def room(self, ids: list[int]) -> int:
-        """New tokens that the target's context has room for after ``ids``."""
+        """How many new tokens the target's context can hold after ``ids``."""
         return int(self.target.config.max_position_embeddings) - len(ids)
 
     def warm_up(self, prompt: Prompt) -> float:
-        """Decode a few tokens both ways before anything is timed; seconds a token without the draft."""
+        """Decode a few tokens in both modes before anything is timed. Returns seconds per token without the draft."""
         room = self.target.config.max_position_embeddings - WARM_UP_TOKENS
         turn = Turn(0, self.first_turn(prompt)[:room], WARM_UP_TOKENS)
         self._decode(turn, prompt, DRAFT)
@@ -99,7 +81,7 @@ class Speaker:
         return sum(seconds) / len(seconds)
 
     def generator(self, *what: object) -> torch.Generator:
-        """Seeded by what is answered, so that a resumed evaluation draws the same tokens."""
+        """A generator seeded by ``what`` is answered, so that a resumed evaluation draws the same tokens."""
         text = " ".join(str(part) for part in (self.seed, *what))
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
         return torch.Generator(self.target.device).manual_seed(seed)
@@ -111,21 +93,19 @@ class Speaker:
 
 
 class Asking(Protocol):
-    """Who leads a dialogue: ``Speaker``, or one that asks a server."""
+    """Leads a dialogue: a ``Speaker``, or a client of a server. Its ``tokenizer`` is the target's."""
 
     @property
-    def tokenizer(self) -> Any:
-        """The target's."""
+    def tokenizer(self) -> Any: ...
 
     @property
-    def max_new_tokens(self) -> int:
-        """Of an answer."""
+    def max_new_tokens(self) -> int: ...
 
     def render(self, prompt: Prompt, messages: list[Message]) -> list[int]:
-        """Ids of ``messages`` of ``prompt``, the generation prompt included."""
+        """Ids of ``messages`` of ``prompt``, including the generation prompt."""
 
     def room(self, ids: list[int]) -> int:
-        """New tokens that the context has room for after ``ids``."""
+        """How many new tokens the context can hold after ``ids``."""
 
 
 def render(tokenizer: Any, thinking: bool | None, prompt: Prompt, messages: list[Message]) -> list[int]:
@@ -138,7 +118,7 @@ def render(tokenizer: Any, thinking: bool | None, prompt: Prompt, messages: list
 
 @dataclass(frozen=True)
 class Turn:
-    """What is to be answered next: the ids of the dialogue so far, with at most ``limit`` new tokens."""
+    """The next turn to answer: the ids of the dialogue so far, and the limit of new tokens."""
 
     number: int
     ids: list[int]
@@ -146,7 +126,7 @@ class Turn:
 
 
 class Dialogue:
-    """One prompt's way through its turns, and the rows of the round table that came of it."""
+    """Leads one prompt through its turns and collects its rows of the round table."""
 
     def __init__(self, speaker: Asking, prompt: Prompt) -> None:
         self.speaker, self.prompt = speaker, prompt
@@ -157,14 +137,13 @@ class Dialogue:
         self._asked: list[int] = []  # ids of the turn that is being answered
 
     def ask(self) -> Turn | None:
-        """The next turn; None where there is no other, or the target's context cannot hold it."""
+        """The next turn; None if there is none left, or if it does not fit the target's context."""
         while self._left:
             self._history.append(self._left.pop(0))
             if self._history[-1]["role"] != "user":
                 continue
             self._turn += 1
-            ids = self.speaker.render(self.prompt, self._history)
-            self._asked = ids
+            self._asked = ids = self.speaker.render(self.prompt, self._history)
             limit = min(self.speaker.max_new_tokens, self.speaker.room(ids))
             if limit < 1:
                 self._left.clear()
@@ -172,14 +151,14 @@ class Dialogue:
             return Turn(self._turn, ids, limit)
         return None
 
-    def take(self, decoded: Answered, mode: str) -> None:
-        """Take in the answer to the turn; later turns follow the one that was made with the draft."""
+    def take(self, decoded: Decoded, mode: str) -> None:
+        """Record the answer to the turn; later turns continue from the answer made with the draft."""
         self.rows += _rows(self.prompt, self._turn, mode, decoded)
         if mode == DRAFT:
             self.follow(decoded.answer)
 
     def follow(self, answer: list[int]) -> None:
-        """Later turns follow ``answer``; there are none where it was cut inside its reasoning."""
+        """Continue later turns from ``answer``; an answer that was cut inside its reasoning ends the dialogue."""
         message = reply_message(self.speaker.tokenizer, self._asked, answer)
         if message is None:
             self._left.clear()
@@ -187,15 +166,11 @@ class Dialogue:
             self._history.append(message)
 
 
-def _rows(prompt: Prompt, turn: int, mode: str, decoded: Answered) -> Iterator[RoundRow]:
+def _rows(prompt: Prompt, turn: int, mode: str, decoded: Decoded) -> Iterator[RoundRow]:
     """Rows of data_specs/evaluation.SCHEMA for one answer."""
     common = {
-        "benchmark": prompt.benchmark,
-        "prompt": prompt.index,
-        "key": prompt.key,
-        "turn": turn,
-        "mode": mode,
-    }
+        "benchmark": prompt.benchmark, "prompt": prompt.index, "key": prompt.key, "turn": turn, "mode": mode,
+    }  # fmt: skip
     for number, r in enumerate(decoded.rounds):
         yield common | {
             "round": number, "context": r.context, "drafted": r.drafted, "proposed": r.proposed,

@@ -1,12 +1,11 @@
 """Speculative decoding of one sequence with a chain of drafts, and plain decoding by the same loop.
 
-A round: the draft proposes x_1 .. x_n after the anchor x_0, the target runs once over [x_0, x_1 .. x_n], the
-leading drafts that hold are kept, and the target's own token after them is the next anchor.
+In each round, the draft proposes x_1 .. x_n after the anchor x_0. The target runs once over [x_0, x_1 .. x_n] and keeps
+the leading drafts that it accepts. Its own token after them is the next anchor.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from data_specs.errors import UserError
+from pipeline.decoding.clock import Clock
 from pipeline.decoding.sampling import Sampler, accept
 from pipeline.drafts.base import Draft, Proposal
 from pipeline.target.model import Target
@@ -25,7 +25,7 @@ class DecodeError(UserError):
 
 @dataclass(frozen=True)
 class Round:
-    """What one run of the target brought; the columns of data_specs/evaluation.py describe each field."""
+    """One run of the target. data_specs/evaluation.py describes each field."""
 
     context: int
     drafted: int
@@ -33,7 +33,7 @@ class Round:
     accepted: int
     tokens: list[int]  # emitted in this round
     confidences: list[float] | None
-    draft_seconds: float  # proposing, and taking in the verified states
+    draft_seconds: float  # proposing, and observing the verified states
     verify_seconds: float  # running the target, accepting, cropping its cache
 
 
@@ -48,19 +48,14 @@ class Decoded:
 
 @torch.inference_mode()
 def decode(
-    target: Target,
-    draft: Draft | None,
-    prompt: Sequence[int],
-    sampler: Sampler,
-    max_new_tokens: int,
-    generator: torch.Generator | None = None,
-    thresholds: Sequence[float] = (),
-) -> Decoded:
+    target: Target, draft: Draft | None, prompt: Sequence[int], sampler: Sampler, max_new_tokens: int,
+    generator: torch.Generator | None = None, thresholds: Sequence[float] = (),
+) -> Decoded:  # fmt: skip
     """Answer ``prompt`` with at most ``max_new_tokens`` tokens, stopping after any of ``target.eos``.
 
-    Without a draft each round emits one token. A chain ends before the first draft k whose confidence is below
-    ``thresholds[k]``. A chain is never longer than what may still be emitted, so
-    that the length limit cuts no accepted token. Raises ``DecodeError`` for an empty prompt or limit.
+    Without a draft, each round emits one token. A chain ends before the first draft k whose confidence is below
+    ``thresholds[k]``, and never exceeds the tokens that may still be emitted, so that the limit cuts no accepted token.
+    Raises ``DecodeError`` for an empty prompt or a limit below 1.
     """
     if not len(prompt) or max_new_tokens < 1:
         raise DecodeError(
@@ -79,13 +74,9 @@ class _Loop:
     """State between rounds: both caches hold the positions before ``anchor``."""
 
     def __init__(
-        self,
-        target: Target,
-        draft: Draft | None,
-        sampler: Sampler,
-        generator: torch.Generator | None,
+        self, target: Target, draft: Draft | None, sampler: Sampler, generator: torch.Generator | None,
         thresholds: Sequence[float],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.target, self.draft = target, draft
         self.sampler, self.generator, self.thresholds = sampler, generator, thresholds
         self.cache = target.new_cache()
@@ -93,7 +84,7 @@ class _Loop:
         self.nothing = Proposal(torch.empty(0, dtype=torch.long, device=target.device), None, None)
         self.context = 0
         self.anchor = -1
-        self.clock = self._now()
+        self.clock = Clock(target.device)
 
     def prefill(self, prompt: Tensor) -> Round:
         """Run the target over ``prompt`` int64 [S] and draw the first token."""
@@ -101,16 +92,16 @@ class _Loop:
         states = self.target.run(prompt[None], cache=self.cache)
         logits = self.target.logits(states.last_hidden[0, -1:])  # [1, V]
         _, self.anchor = accept(self.nothing.tokens, None, logits, self.sampler, self.generator)
-        verify_seconds = self._lap()
+        verify_seconds = self.clock.lap()
         self._observe(prompt, states.hidden[0], states.last_hidden[0])
-        return Round(start, 0, 0, 0, [self.anchor], None, self._lap(), verify_seconds)
+        return Round(start, 0, 0, 0, [self.anchor], None, self.clock.lap(), verify_seconds)
 
     def round(self, limit: int) -> Round:
-        """Draft up to ``limit`` tokens, verify them, keep what holds."""
+        """Draft up to ``limit`` tokens, verify them and keep the accepted ones."""
         context = self.context
         proposal = self._propose(limit)
         ids = torch.cat([proposal.tokens.new_tensor([self.anchor]), proposal.tokens])  # [n+1]
-        draft_seconds = self._lap()
+        draft_seconds = self.clock.lap()
         states = self.target.run(ids[None], cache=self.cache)
         logits = self.target.logits(states.last_hidden[0])  # [n+1, V]
         accepted, bonus = accept(
@@ -118,21 +109,10 @@ class _Loop:
         )
         kept = 1 + accepted
         self.target.crop(self.cache, context + kept)
-        verify_seconds = self._lap()
+        verify_seconds = self.clock.lap()
         self._observe(ids[:kept], states.hidden[0, :kept], states.last_hidden[0, :kept])
         self.anchor = bonus
-        draft_seconds += self._lap()
-        return self._record(context, proposal, accepted, bonus, draft_seconds, verify_seconds)
-
-    def _record(
-        self,
-        context: int,
-        proposal: Proposal,
-        accepted: int,
-        bonus: int,
-        draft_seconds: float,
-        verify_seconds: float,
-    ) -> Round:
+        draft_seconds += self.clock.lap()
         drafted = proposal.tokens.tolist()
         confidences = None if proposal.confidences is None else proposal.confidences.tolist()
         tokens, accepted, proposed = cut_at_end(drafted, accepted, bonus, self.target.eos)
@@ -153,23 +133,13 @@ class _Loop:
             self.draft.observe(self.state, tokens, hidden, last_hidden)
         self.context += len(tokens)
 
-    def _lap(self) -> float:
-        """Seconds since the last lap: laps leave no time out, they add up to the decode's duration."""
-        before, self.clock = self.clock, self._now()
-        return self.clock - before
-
-    def _now(self) -> float:
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
-        return time.perf_counter()
-
 
 def cut_at_end(
     drafted: list[int], accepted: int, bonus: int, eos: Sequence[int]
 ) -> tuple[list[int], int, int]:
-    """(emitted tokens, accepted, proposed) of a round that verified ``drafted`` and went on with ``bonus``.
+    """(emitted tokens, accepted, proposed) of a round that verified ``drafted``; ``bonus`` follows the accepted drafts.
 
-    It is cut at its first EOS: drafts after it are neither accepted nor proposed (pitfall 39).
+    The round is cut at its first EOS: drafts after it count neither as accepted nor as proposed (pitfall 39).
     """
     tokens = drafted[:accepted] + [bonus]
     end = next((i + 1 for i, token in enumerate(tokens[:accepted]) if token in eos), None)

@@ -1,6 +1,6 @@
-"""What the engine is asked for and what it did, real or simulated alike; every figure under load comes from these.
+"""What the engine is asked to do and what it did, whether real or simulated. All figures under load come from these.
 
-Times are seconds since the run began, on the clock of the run (the wall clock, or the simulation's).
+Times are seconds since the run began, by the wall clock or the clock of the simulation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Times:
-    """One request's way through the engine. ``tokens`` were emitted, the first of them at ``first_token``."""
+    """When a request passed through the engine; its first of ``tokens`` was emitted at ``first_token``."""
 
     number: int
     tokens: int
@@ -31,30 +31,28 @@ class Times:
 
     @property
     def speed(self) -> float | None:
-        """Tokens a second that the user sees after the first token (None for answers of one token)."""
+        """Tokens a second after the first token, as the user sees them; None for answers of one token."""
         return (self.tokens - 1) / (self.finished - self.first_token) if self.tokens > 1 else None
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the engine: prompts prefilled, then one draft pass, a schedule and one verification pass.
+    """One step of the engine: it reads prompts, then makes one draft pass, a schedule and one verification pass.
 
-    ``verified`` is B, the tokens of the verification pass: an anchor a request and the drafts that were scheduled.
-    A step may only prefill (``requests`` 0).
+    ``verified`` is B, the tokens of the verification pass: one anchor for each request, and the scheduled drafts. In a
+    step that only reads prompts, ``requests`` is 0.
     """
 
     began: float
-    requests: int  # that took part in the draft and verification pass
-    context: int  # sum of their positions before the anchor
-    drafted: int
-    verified: int
-    accepted: int
-    emitted: int  # tokens that became output, those of finished prefills included
-    prefilled: int  # prompt tokens
-    prefill_seconds: float
-    draft_seconds: float
-    schedule_seconds: float
-    verify_seconds: float
-    pace: float = (
-        1.0  # seconds of a pass that is always the same, made shortly before: how fast the machine was
-    )
+    requests: int = 0  # that took part in the draft and verification pass
+    context: int = 0  # sum of their positions before the anchor
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    emitted: int = 0  # tokens that became output, including the first token of each finished prefill
+    prefilled: int = 0  # prompt tokens
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    schedule_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    pace: float = 1.0  # seconds of a fixed reference pass just before: how fast the machine was
