@@ -15,9 +15,10 @@ Beta = Annotated[float, Rule("a number of at least 0 and below 1", lambda value:
 class TrainConfig:
     """The optimisation of the draft."""
 
-    steps: Count | None = None  # exactly one of steps and epochs
+    # The length of the run in one of them; neither, like no global_batch: chosen from the samples (train/schedule.py).
+    steps: Count | None = None
     epochs: Positive | None = None
-    global_batch: Count = 512  # sequences a step over all ranks
+    global_batch: Count | None = None  # sequences a step over all ranks
     micro_batch: Count = 8  # sequences a forward pass on one rank
     anchors: Count = 512  # blocks a sequence
     lr: Positive = 6e-4
@@ -29,7 +30,7 @@ class TrainConfig:
     dtype: Annotated[str, one_of("bf16", "fp32")] = "bf16"
     attention: Annotated[str, one_of("auto", "dense", "grouped", "flex")] = "auto"
     checkpoint_every: Count = 500
-    evaluate_every: Count = 500
+    evaluate_every: Count | None = None  # steps; None: 500, or a tenth of the steps that small data get
     keep_checkpoints: Count = 2
     heldout_samples: Natural = 256
     workers: Natural = 2  # background readers a rank
@@ -38,11 +39,8 @@ class TrainConfig:
 
     def contradictions(self, deepspeed: DeepSpeedConfig) -> Iterator[str]:
         """What cannot be together in ``train`` and ``deepspeed``."""
-        if (self.steps is None) == (self.epochs is None):
-            yield (
-                "train.steps and train.epochs: expected a number in one of them and null in the other, got "
-                f"{self.steps} and {self.epochs}"
-            )
+        if self.steps is not None and self.epochs is not None:
+            yield f"train.steps and train.epochs: expected one of them, got {self.steps} and {self.epochs}"
         if deepspeed.stage == 0 and deepspeed.offload_optimizer:
             yield "deepspeed.offload_optimizer: expected deepspeed.stage 1, 2 or 3, got 0"
 

@@ -149,7 +149,7 @@ def _facts(config: Config, made: Made) -> ComparisonFacts:
         target=config.target.name,
         cache=first["cache"].reference,
         steps=first["draft"].manifest.counts["steps"],
-        global_batch=config.train.global_batch,
+        global_batch=first["draft"].manifest.config["train"]["global_batch"],
         anchors=config.train.anchors,
         seed=config.seed,
         sampler=first["evaluation"].manifest.config["sampler"],

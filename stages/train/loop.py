@@ -108,7 +108,9 @@ def _outcome(counts: Mapping[str, Any]) -> str:
         if length
         else "no held-out samples"
     )
-    return f"{counts['steps']} steps, {counts['trainable']:,} trained parameters, {kept}"
+    seen = f"{counts['passes']:.3g} passes over {counts['samples']:,} samples"
+    batch = round(counts["passes"] * counts["samples"] / counts["steps"])
+    return f"{counts['steps']} steps of {batch} sequences ({seen}), {counts['trainable']:,} trained parameters, {kept}"
 
 
 def _commit(store: Store, work: Work, claim: Lease) -> Artifact:
@@ -167,6 +169,7 @@ class Run:
 
     def _steps(self, first: int, layout: checkpoints.CheckpointLayout) -> None:
         total, every = self.setup.steps, self.config.train
+        assert every.evaluate_every is not None, "chosen"
         pin = self.engine.device.type == "cuda"
         stream = batches.read_ahead(self.setup.shares, first, total, every.workers, pin)
         title = f"training from step {first}" if first else "training"
@@ -332,6 +335,7 @@ class Run:
         return {
             "steps": self.setup.steps,
             "samples": len(self.setup.samples.numbers),
+            "passes": self.setup.passes,
             "parameters": self.setup.parameters,
             "trainable": self.setup.trainable,
             "loss": trained["loss"] if trained else None,

@@ -29,7 +29,7 @@ from pipeline.target.files import check_template, identity, load_tokenizer
 from pipeline.target.location import locate
 from pipeline.target.tensors import TargetTensors, load_layers, load_tensors
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, heldout_numbers
-from stages.train.schedule import total_steps
+from stages.train.schedule import chosen, total_steps
 
 # Keys of ``train`` that change how the run is carried out, not what comes out of it.
 NEUTRAL = ("micro_batch", "workers", "verify", "attention", "compile", "checkpoint_every", "keep_checkpoints")
@@ -41,11 +41,11 @@ USED_SHARE = (
 class Setup:
     """A run's parts, each made when it is first asked for.
 
-    Raises ``ConfigError`` for what does not fit together.
+    ``config`` is that of the run, what it leaves open being chosen. Raises ``ConfigError`` for what does not fit.
     """
 
     def __init__(self, config: Config, cache: Artifact) -> None:
-        self.config, self.cache = config, cache
+        self.cache = cache
         self.folder = locate(config.target)
         drafter, train = config.drafter, config.train
         cached = CacheReader(cache.path).spec.taps
@@ -55,13 +55,21 @@ class Setup:
             config.seed, train.anchors, how.drafts, how.decay, how.trained, drafter.confidence_label == "sampled",
             None if len(self.taps) == len(cached) else tuple(self.taps),
         )  # fmt: skip
-        self.sharing = Sharing(config.seed, train.global_batch, train.micro_batch, ranks.world_size())
         self.samples = Samples(cache.path, "train", self.recipe)
         if not len(self.samples.numbers):
             raise ConfigError(f"cache={cache.reference}: holds no samples of the split train")
+        train = chosen(train, len(self.samples.numbers))
+        self.config = dataclasses.replace(config, train=train)
+        assert train.global_batch is not None, "chosen"
+        self.sharing = Sharing(config.seed, train.global_batch, train.micro_batch, ranks.world_size())
         self.steps = total_steps(train, len(self.samples.numbers))
         self.shares = StepShares(self.samples, self.sharing, ranks.rank())
         self.mask_token_id = self._mask_token()
+
+    @property
+    def passes(self) -> float:
+        """How often the run sees each sample."""
+        return self.steps * self.sharing.global_batch / len(self.samples.numbers)
 
     @functools.cached_property
     def identity(self) -> str:
@@ -295,7 +303,6 @@ def show_plan(setup: Setup) -> None:
     count = max(ranks.world_size(), ranks.wanted(setup.config.ranks))  # a plan is made in one process
     sharing = dataclasses.replace(setup.sharing, world_size=count)
     seconds = setup.steps * step_flops(setup) / (USED_SHARE * matmul_rate(train.dtype) * count)
-    seen = setup.steps * setup.sharing.global_batch
     show_size(setup)
     console.table(
         "Plan of stage train",
@@ -305,8 +312,8 @@ def show_plan(setup: Setup) -> None:
             ("samples: train, held out", f"{len(setup.samples.numbers):,}, {len(setup.heldout):,}"),
             ("tokens an epoch", f"{tokens:,}"),
             ("steps x sequences a step", f"{setup.steps:,} x {setup.sharing.global_batch}"),
-            ("epochs", f"{seen / len(setup.samples.numbers):.2f}"),
-            ("tokens in all", f"{int(tokens * seen / len(setup.samples.numbers)):,}"),
+            ("passes over the data", f"{setup.passes:.2f}"),
+            ("tokens in all", f"{int(tokens * setup.passes):,}"),
             ("ranks x passes x sequences a pass", _product(sharing)),
             ("one checkpoint", console.size(checkpoint_bytes(setup.trainable, stage))),
             ("checkpoints kept", f"{max(1, train.keep_checkpoints)}"),

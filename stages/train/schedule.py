@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pipeline.config import ConfigError, LossConfig, TrainConfig
 from pipeline.drafts.base import LossWeights
+
+LARGE_BATCH, PASSES, EVALUATE_EVERY = 512, 10.0, 500  # of a run on large data, as the paper's
+# Small data: a pass has at least 64 steps (below 512 samples: of 8 sequences), and passes are repeated until there are
+# 500 steps, which a draft needs to learn anything; the best draft by held-out samples is kept, so that more do no harm.
+STEPS_A_PASS, SMALL_BATCH, LEAST_STEPS, MOST_PASSES = 64, 8, 500, 100.0
+
+
+def chosen(config: TrainConfig, samples: int) -> TrainConfig:
+    """``config`` with ``global_batch``, ``evaluate_every`` and the length of the run, where they are open.
+
+    ``samples``: of the training split, at least one.
+    """
+    fitting = 2 ** int(math.log2(max(1, samples / STEPS_A_PASS)))
+    batch = config.global_batch or min(LARGE_BATCH, max(fitting, min(SMALL_BATCH, samples)))
+    epochs, every = config.epochs, config.evaluate_every or EVALUATE_EVERY
+    if config.steps is None and epochs is None:
+        epochs = min(MOST_PASSES, max(PASSES, LEAST_STEPS * batch / samples))
+        if epochs > PASSES and config.evaluate_every is None:
+            every = min(every, max(1, int(epochs * samples / batch) // 10))
+    return replace(config, global_batch=batch, epochs=epochs, evaluate_every=every)
 
 
 def total_steps(config: TrainConfig, samples: int) -> int:
@@ -15,7 +36,7 @@ def total_steps(config: TrainConfig, samples: int) -> int:
     """
     steps = config.steps
     if steps is None:
-        assert config.epochs is not None, "the config has exactly one of steps and epochs"
+        assert config.epochs is not None and config.global_batch is not None, "chosen() fills them in"
         steps = math.ceil(config.epochs * samples / config.global_batch)
     if steps < 1:
         raise ConfigError(

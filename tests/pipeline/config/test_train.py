@@ -6,9 +6,9 @@ from pipeline.config import DeepSpeedConfig, TrainConfig, section
 
 def test_defaults():
     assert section(TrainConfig()) == {
-        "steps": None, "epochs": None, "global_batch": 512, "micro_batch": 8, "anchors": 512, "lr": 6e-4,
+        "steps": None, "epochs": None, "global_batch": None, "micro_batch": 8, "anchors": 512, "lr": 6e-4,
         "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 0.04, "min_lr": 0.0, "clip": 1.0, "dtype": "bf16",
-        "attention": "auto", "checkpoint_every": 500, "evaluate_every": 500, "keep_checkpoints": 2,
+        "attention": "auto", "checkpoint_every": 500, "evaluate_every": None, "keep_checkpoints": 2,
         "heldout_samples": 256, "workers": 2, "verify": "full", "compile": False,
     }  # fmt: skip
     assert section(DeepSpeedConfig()) == {"stage": 1, "offload_optimizer": False, "extra": {}}
@@ -72,9 +72,11 @@ def test_the_ends_of_a_range_are_in_it(override: str):
 
 
 def test_a_run_is_as_long_as_its_steps_or_its_epochs_say():
-    assert accepted("train.steps=1", "train.epochs=null") == "train.steps=1"
-    assert lacking(refusal("train.steps=5"), ["train.steps", "train.epochs", "5 and 10"]) == []
-    assert lacking(refusal("train.epochs=null"), ["train.steps", "train.epochs", "None and None"]) == []
+    assert accepted("train.steps=1") == "train.steps=1"
+    assert accepted("train.epochs=2.0") == "train.epochs=2.0"
+    assert accepted("train.epochs=null") == "train.epochs=None"
+    named = ["train.steps", "train.epochs", "5 and 10"]
+    assert lacking(refusal("train.steps=5", "train.epochs=10"), named) == []
 
 
 def test_only_a_divided_optimizer_can_be_offloaded():

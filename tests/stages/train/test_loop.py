@@ -93,6 +93,12 @@ def test_every_step_is_recorded(trained) -> None:
     )  # two epochs of the five training samples
 
 
+def test_the_last_screen_says_how_many_passes_there_were(cached, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = loop.run_train(cached.config(steps=4), cached.store, cached.cache)
+    assert artifact is not None and artifact.manifest.counts["passes"] == 1.6
+    assert "4 steps of 2 sequences (1.6 passes over 5 samples)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_training_lowers_the_loss(cached) -> None:
     config = cached.config(
         steps=40, lr=1e-2, global_batch=4, micro_batch=4, evaluate_every=40, checkpoint_every=40

@@ -107,3 +107,17 @@ def test_a_start_of_the_other_convention_is_refused(cached) -> None:
     config.drafter.init.draft = str(made.path)
     with refused(UserError, f"drafter.init.draft={made.path}", "sample_from_anchor", True, False):
         loop.run_train(config, cached.store, cached.cache)
+
+
+# --- what is left open -----------------------------------------------------------------------------------------
+
+
+def test_small_data_get_a_run_that_trains(cached) -> None:
+    """What is chosen is part of the run's config; what comes out is that of the same numbers given."""
+    open_ = {"steps": None, "global_batch": None, "evaluate_every": None}
+    setup = plan.prepare(cached.config(**open_), cached.cache)
+    train = setup.config.train
+    assert (train.global_batch, train.epochs, train.evaluate_every) == (5, 100.0, 10)
+    assert (setup.steps, setup.passes, setup.sharing.global_batch) == (100, 100.0, 5)
+    given = cached.config(steps=None, epochs=100.0, global_batch=5, evaluate_every=10)
+    assert fingerprint(plan.prepare(given, cached.cache).inputs) == fingerprint(setup.inputs)

@@ -3,7 +3,7 @@ from tiny_errors import refused
 
 from pipeline.config import ConfigError, LossConfig, TrainConfig
 from pipeline.drafts.base import LossWeights
-from stages.train.schedule import final_weights, learning_rate, loss_weights, total_steps
+from stages.train.schedule import chosen, final_weights, learning_rate, loss_weights, total_steps
 
 
 def test_learning_rate_warms_up_and_falls_as_a_cosine() -> None:
@@ -17,6 +17,30 @@ def test_learning_rate_warms_up_and_falls_as_a_cosine() -> None:
 
 def test_no_warmup_starts_at_the_full_rate() -> None:
     assert learning_rate(0, 5, TrainConfig(lr=0.3, warmup=0.0)) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "epochs", "steps", "every"),
+    [
+        (1, 1, 100.0, 100, 10), (5, 5, 100.0, 100, 10), (40, 8, 100.0, 500, 50), (200, 8, 20.0, 500, 50),
+        (1_000, 8, 10.0, 1250, 500), (10_000, 128, 10.0, 782, 500), (32_768, 512, 10.0, 640, 500),
+        (1_000_000, 512, 10.0, 19532, 500),
+    ],
+)  # fmt: skip
+def test_what_is_left_open_follows_from_the_samples(samples, batch, epochs, steps, every) -> None:
+    """Forty rows had one step of 512."""
+    made = chosen(TrainConfig(), samples)
+    assert (made.global_batch, made.epochs, made.evaluate_every) == (batch, epochs, every)
+    assert total_steps(made, samples) == steps
+
+
+def test_what_is_set_stays() -> None:
+    made = chosen(TrainConfig(steps=3), 40)
+    assert (made.steps, made.epochs, made.global_batch, made.evaluate_every) == (3, None, 8, 500)
+    made = chosen(TrainConfig(epochs=1.0, global_batch=512, evaluate_every=7), 40)
+    assert (made.steps, made.epochs, made.global_batch, made.evaluate_every) == (None, 1.0, 512, 7)
+    assert total_steps(made, 40) == 1
+    assert chosen(TrainConfig(global_batch=4), 100).epochs == 20.0
 
 
 def test_paper_weights_are_constant() -> None:
