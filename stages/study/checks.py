@@ -1,8 +1,8 @@
-"""What stage=study can know before it begins: its draft and policies, the tables of steps, its benchmarks."""
+"""Preflight of stage=study: its draft and policies, the SPS tables, its benchmarks."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 from pipeline.decoding.job import benchmark_checks
 from pipeline.drafts.registry import supervised
@@ -12,14 +12,14 @@ from stages.study.run import make_plan, read_tables
 
 
 def checks(ahead: Ahead) -> list[Check]:
-    """All that the study of ``ahead`` will need; nothing for the end of a chain that has no study."""
+    """Checks of what the study of ``ahead`` needs; none for a chain without a study."""
     if len(ahead.config.stage.steps) > 1 and not ahead.config.study.in_chain:
         return []
     return [checked("policies and tables", lambda: policies(ahead)), *benchmark_checks(ahead.config, set())]
 
 
 def policies(ahead: Ahead) -> str:
-    """The policies; ``UserError`` for those that the draft cannot have, and for tables that are too short."""
+    """Names of the policies; raises ``UserError`` if the draft cannot serve one, or if an SPS table is too short."""
     config, study = ahead.config, ahead.config.study
     try:
         draft = ahead.draft()
@@ -27,6 +27,6 @@ def policies(ahead: Ahead) -> str:
         drafts = supervised(config.drafter).drafts
         read_tables(study, drafts)
         return ", ".join(arm.name for arm in arms(study.policies, drafts, study.threshold))
-    if len(config.stage.steps) > 1:  # the evaluation before it makes the calibration
-        config = dataclasses.replace(config, study=dataclasses.replace(study, calibrated=False))
+    if len(config.stage.steps) > 1:  # the evaluation in the same chain will make the calibration
+        config = replace(config, study=replace(study, calibrated=False))
     return ", ".join(arm.name for arm in make_plan(config, ahead.store, draft).arms)

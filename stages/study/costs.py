@@ -1,7 +1,8 @@
-"""What a step of the engine costs: the seconds that a simulation adds up, and SPS(B) for the scheduler.
+"""Seconds that the steps of the engine take, for simulations, and SPS(B) (steps per second), for the scheduler.
 
-A step of r requests verifies B tokens (an anchor a request and scheduled drafts) over ``context`` positions, the sum
-of those before the anchors. Costs come from a table (data_specs/sps.py) or from steps that were timed (step_timing.py).
+A step of r requests verifies B tokens (one anchor per request, and the scheduled drafts). Its ``context`` is the sum of
+the requests' positions before their anchors. Costs come from a table (data_specs/sps.py) or from steps that were timed
+(timing.py).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,41 +22,25 @@ Array = np.ndarray
 
 
 class CostError(UserError):
-    """Nothing that a cost could be read from; the message says what was expected."""
-
-
-class Costs(Protocol):
-    """Seconds of the parts of a step."""
-
-    def schedule_seconds(self, requests: int) -> float | None:
-        """Seconds of a policy that looks at confidences; None: it is really run, and its own time counts."""
-
-    def prefill_seconds(self, tokens: int) -> float:
-        """Taking in ``tokens`` of prompts in one pass, or 0 for none."""
-
-    def draft_seconds(self, requests: int, drafts: int) -> float:
-        """One draft pass of chains of ``drafts`` for ``requests``; 0 without one."""
-
-    def verify_seconds(self, requests: int, tokens: int | Array, context: float) -> Array:
-        """One verification pass of ``tokens`` of ``requests`` that hold ``context`` positions together.
-
-        Several numbers of tokens give as many seconds.
-        """
+    """The steps to fit costs on are missing."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds by a count, linear between measured counts (ascending); the last slope is carried on, unless it falls."""
+    """Time as a function of a count, linear between the measured counts (ascending).
+
+    It is constant below them. Above them it continues with the last slope, or with slope 0 if that one is negative.
+    """
 
     counts: Array
     seconds: Array
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float] | tuple[float, float, float]]) -> Curve:
-        """The curve through (count, seconds), or (count, seconds, pace) for seconds in units of the pace.
+        """The curve through (count, seconds), or through (count, seconds, pace) with seconds in units of the pace.
 
-        Of one count it is total seconds over total pace (1 each, where none is given): total times go by means, and a
-        mean of ratios would be too large, as every pace is a single noisy measurement.
+        The value at a count is total seconds / total pace (a missing pace counts as 1). A mean of ratios would be too
+        large, because every pace is a single noisy measurement.
         """
         totals: dict[float, list[float]] = {}
         for count, seconds, *pace in points:
@@ -69,7 +54,7 @@ class Curve:
         return cls(np.array(counts, dtype=np.float64), np.array(values, dtype=np.float64))
 
     def __call__(self, count: float | Array) -> Array:
-        """Seconds at ``count``, of its shape."""
+        """Seconds at ``count``, in the shape of ``count``."""
         inside = np.interp(count, self.counts, self.seconds)
         if len(self.counts) == 1:
             return inside
@@ -83,20 +68,23 @@ class Curve:
 
 @dataclass(frozen=True)
 class Surface:
-    """Seconds by two counts: a curve by the second for some values of the first, linear between those, flat beyond."""
+    """Time as a function of two counts: one curve over the second count for each measured value of the first.
+
+    Interpolation over the first count is linear, and constant outside the measured values.
+    """
 
     curves: dict[int, Curve]
 
     @classmethod
     def of(cls, points: Iterable[tuple[int, float, float] | tuple[int, float, float, float]]) -> Surface:
-        """The surface through (first count, second count, seconds), or these and a pace (``Curve.of``)."""
+        """The surface through (first count, second count, seconds), optionally with a pace (see ``Curve.of``)."""
         grouped: dict[int, list[Any]] = {}
         for first, *point in points:
             grouped.setdefault(first, []).append(point)
         return cls({first: Curve.of(grouped[first]) for first in sorted(grouped)})
 
     def __call__(self, first: float, second: float | Array, scales: bool = False) -> Array:
-        """Seconds at the two counts; ``scales``: the second goes with the first, what is compared is their ratio."""
+        """Seconds at the two counts. With ``scales``, it interpolates between points of equal second / first count."""
         known = list(self.curves)
         place = int(np.searchsorted(known, first))
         low, high = known[max(0, place - 1)], known[min(place, len(known) - 1)]
@@ -111,35 +99,35 @@ class Surface:
 
 @dataclass(frozen=True)
 class TableCosts:
-    """Costs that were measured at some counts: ``verify`` by requests and tokens, ``draft`` by chain and requests.
+    """Seconds of each part of a step. If ``verify`` knows one number of requests only, just the tokens matter."""
 
-    ``verify`` with one number of requests goes by tokens alone. ``draft`` None: nothing is drafted.
-    """
-
-    verify: Surface
-    draft: Surface | None
-    prefill: Curve
+    verify: Surface  # over requests and tokens
+    draft: Surface | None  # over drafts in a chain and requests; None without a draft
+    prefill: Curve  # over prompt tokens
     position: float = 0.0  # seconds of each position of context beyond those of ``verify``
-    schedule: Curve | None = None  # by requests
+    schedule: Curve | None = None  # over requests
 
     def prefill_seconds(self, tokens: int) -> float:
-        """See ``Costs``."""
+        """Time of one pass over ``tokens`` of prompts; 0 for none."""
         return float(self.prefill(tokens)) if tokens else 0.0
 
     def draft_seconds(self, requests: int, drafts: int) -> float:
-        """See ``Costs``."""
+        """Time of one draft pass for ``requests`` chains of ``drafts`` tokens; 0 without a pass."""
         return float(self.draft(drafts, requests)) if self.draft is not None and requests and drafts else 0.0
 
     def verify_seconds(self, requests: int, tokens: int | Array, context: float) -> Array:
-        """See ``Costs``. Between two measured numbers of requests linear, at the same tokens a request."""
+        """Time of one verification pass, in the shape of ``tokens``; all ``requests`` hold ``context`` positions.
+
+        It interpolates between measured numbers of requests at equal tokens per request.
+        """
         return self.verify(requests, tokens, scales=True) + self.position * context
 
     def schedule_seconds(self, requests: int) -> float | None:
-        """See ``Costs``."""
+        """Time of a policy that reads confidences; None if it is unknown, so that the policy itself must be timed."""
         return None if self.schedule is None else float(self.schedule(requests))
 
     def scaled(self, factor: float) -> TableCosts:
-        """The same on a machine that takes ``factor`` times as long."""
+        """Costs on a machine that takes ``factor`` times as long."""
         return replace(
             self,
             verify=self.verify.scaled(factor),
@@ -151,9 +139,9 @@ class TableCosts:
 
 
 def from_table(table: SpsTable, schedule: Curve | None = None) -> TableCosts:
-    """Costs by ``table``: a prompt's tokens cost what verified ones do, a draft pass the same for any chain.
+    """Costs from ``table``. Prompt tokens cost as much as verified ones, and a draft pass the same for any chain.
 
-    The positions that the table was measured with count as in its points: only those beyond cost more.
+    The time of the context at which the table was measured is subtracted from its points, because ``position`` adds it.
     """
     held = table.position_seconds * table.context
     passes = Curve.of((tokens, 1 / rate - held) for tokens, rate in table.points)
@@ -163,11 +151,11 @@ def from_table(table: SpsTable, schedule: Curve | None = None) -> TableCosts:
 
 
 def from_steps(steps: Sequence[Step], least: int = 3) -> TableCosts:
-    """Costs by steps of the engine (step_timing.py), in units of their pace: means by requests, tokens and drafts.
+    """Costs from timed steps (timing.py), in units of their pace; ``TableCosts.scaled`` by a pace gives seconds.
 
-    ``TableCosts.scaled`` by a pace gives the seconds of a machine of that speed. Numbers of requests with fewer than
-    ``least`` steps are left out, unless there are no others. Context is not told apart: time prompts as long as those
-    that will be served. Raises ``CostError`` without a step that verified, or none that prefilled.
+    Numbers of requests with fewer than ``least`` steps are left out, unless there are no others. Costs do not depend on
+    the context here, so time prompts as long as those to be served. Raises ``CostError`` if no step verified or none
+    prefilled.
     """
     verified = [s for s in steps if s.requests]
     prefilled = [(s.prefilled, s.prefill_seconds, s.pace) for s in steps if s.prefilled]
@@ -187,14 +175,13 @@ def from_steps(steps: Sequence[Step], least: int = 3) -> TableCosts:
 
 
 class StepRates:
-    """SPS(B) of whole steps, by the number of requests: what a scheduler weighs a token more against.
+    """SPS(B) of whole steps for each number of requests; the scheduler weighs another verified token against it.
 
-    The draft pass of chains of ``drafts`` and the context cost the same whatever is verified, so they belong to the
-    step. ``context``: positions of a request, on average. Seconds are taken to rise with B (the monotone fit that
-    Algorithm 1's early stop needs).
+    A step includes the draft pass for chains of ``drafts`` tokens. ``context`` is the average number of positions of a
+    request. Seconds never fall with B, because the early stop of Algorithm 1 needs a monotone fit.
     """
 
-    def __init__(self, costs: Costs, drafts: int, context: float = 0.0) -> None:
+    def __init__(self, costs: TableCosts, drafts: int, context: float = 0.0) -> None:
         self.costs, self.drafts, self.context = costs, drafts, context
         self._known: dict[tuple[int, int], Array] = {}
 

@@ -1,9 +1,11 @@
-"""A loaded target and draft that serve the points of a study, and time the machine around each of them."""
+"""Serves the points of a study with a loaded target and draft, and times the machine before and after each point."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from data_specs.calibration import CalibrationFileError, check_use, draft_conten
 from pipeline import console
 from pipeline.confidence.temperatures import scaled
 from pipeline.config import Config, ConfigError
-from pipeline.decoding.batched import AnsweredRequest, Engine
+from pipeline.decoding.batched import Engine
 from pipeline.decoding.job import EvaluationJob, check_fit, selected_prompts
 from pipeline.decoding.sampling import Sampler
 from pipeline.decoding.scheduler import Policy
@@ -34,12 +36,12 @@ from stages.study.pool import record
 from stages.study.simulation import RecordedAnswer, answer_of_rounds
 from stages.study.timing import time_steps
 
-Prompts = list[tuple[int, ...]]  # ids of each
+Prompts = list[tuple[int, ...]]  # token ids of each prompt
 
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """One point as it was served, and the steps that timed the machine before and after it."""
+    """The steps and times of one served point, and the steps that timed the machine before and after it."""
 
     before: list[Step]
     steps: list[Step]
@@ -48,7 +50,7 @@ class MeasuredPoint:
 
 
 class InProcessServer:
-    """Engines of one target and draft. ``temperatures`` None: confidences are the draft's own."""
+    """Makes engines of one target and draft. Without ``temperatures``, confidences are not calibrated."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class InProcessServer:
     def load(
         cls, config: Config, job: EvaluationJob, temperatures: Sequence[float] | None
     ) -> InProcessServer:
-        """Target, draft and prompts; raises ``ConfigError`` for a draft that does not fit, or a prompt too long."""
+        """Load target, draft and prompts; raises ``ConfigError`` for a draft that does not fit or a prompt too long."""
         tensors = load_tensors(config.target)
         check_fit(job.draft, tensors)
         draft = load(job.draft, tensors)
@@ -79,14 +81,14 @@ class InProcessServer:
         longest, most = max(map(len, prompts)), target.config.max_position_embeddings
         if longest + config.study.max_new_tokens > most:
             raise ConfigError(
-                f"study.max_new_tokens={config.study.max_new_tokens}: with a prompt of {longest} tokens more than "
-                f"the target's {most} positions"
+                f"study.max_new_tokens={config.study.max_new_tokens}: together with a prompt of {longest} tokens, it "
+                f"exceeds the target's {most} positions"
             )
         draft = draft.to(device=target.device, dtype=target.dtype)
         return cls(target, draft, prompts, job.sampler, temperatures, config)
 
     def engine(self, policy: Policy | None, slots: int, drafts: int) -> Engine:
-        """An engine with ``slots``; ``drafts`` 0: without the draft."""
+        """An engine with ``slots``, which proposes ``drafts`` tokens (0: without the draft)."""
         capacity = max(map(len, self.prompts)) + max(self.study.max_new_tokens, self.study.timing_tokens)
         generator = torch.Generator(self.target.device).manual_seed(self.seed)
         engine = Engine(
@@ -100,34 +102,33 @@ class InProcessServer:
             temperatures=self.temperatures,
             generator=generator,
         )
-        if self.study.simulate:  # nothing else asks how fast the machine was
+        if self.study.simulate:  # only the prediction uses the machine's speed
             engine.reference = self.reference(slots)
         return engine
 
     def reference(self, slots: int) -> Reference:
-        """The pass that tells the machine's speed at ``slots`` requests a time."""
+        """The pass that measures the machine's speed at ``slots`` requests."""
         if self._reference is None or len(self._reference.counts) != slots:
             self._reference = Reference(self.target, [1 + self.draft.max_drafts // 2] * slots)
         return self._reference
 
     def warm_up(self) -> None:
         """Run everything once before anything is timed."""
-        for _ in self.engine(None, 2, self.draft.max_drafts).serve(requests(self.prompts, 2, 4)):
-            pass
+        deque(self.engine(None, 2, self.draft.max_drafts).serve(requests(self.prompts, 2, 4)), maxlen=0)
 
     def time_steps(self, slots: int) -> list[Step]:
-        """What steps cost now."""
+        """Time steps now (timing.py)."""
         steps = time_steps(self.engine, self.prompts, slots, self.draft.max_drafts, self.study.timing_tokens)
         self.last = slots, steps
         return steps
 
     def measure(self, point: StudyPoint, count: int, predicted: bool) -> MeasuredPoint:
-        """Serve ``count`` requests at ``point``. The timing after one point is that before the next.
+        """Serve ``count`` requests at ``point``. The timing after a point also serves as the one before the next.
 
-        Without ``predicted`` the machine is timed once for each concurrency: the scheduler needs no more.
+        Without ``predicted``, the machine is timed once per concurrency, which is enough for the scheduler.
         """
-        fresh = self.last is None or self.last[0] != point.concurrency
-        before = self.time_steps(point.concurrency) if fresh or self.last is None else self.last[1]
+        known = self.last is not None and self.last[0] == point.concurrency
+        before = self.last[1] if self.last is not None and known else self.time_steps(point.concurrency)
         rates = StepRates(from_steps(before), self.draft.max_drafts)
         policy = point.arm.policy(rates, self.draft.config.enable_confidence_head)
         engine = self.engine(policy, point.concurrency, point.arm.drafts)
@@ -136,65 +137,51 @@ class InProcessServer:
         after = self.time_steps(point.concurrency) if predicted else []
         return MeasuredPoint(before, list(engine.steps), times, after)
 
-    def record(self, slots: int, advance: Callable[[int], None]) -> list[RecordedAnswer]:
-        """The answers to all prompts, with what the draft proposes along them and calibrated confidences.
+    def record(self, slots: int) -> list[RecordedAnswer]:
+        """Answers to all prompts, decoded with whole chains, with drafts and calibrated confidences along them.
 
-        Decoded with whole chains. Greedy answers are then gone through position by position (recording.py); sampled
-        ones tell of the positions where their rounds began.
+        For greedy answers, the draft is then asked again at every position (pool.py). For sampled answers, the record
+        covers only the positions where rounds began.
         """
         limit, drafts = self.study.max_new_tokens, self.draft.max_drafts
-        served: list[AnsweredRequest] = []
-        for one in self.engine(None, slots, drafts).serve(requests(self.prompts, len(self.prompts), limit)):
-            served.append(one)
-            advance(1)
-        served.sort(key=lambda one: one.request.number)
+        asked = requests(self.prompts, len(self.prompts), limit)
+        served = sorted(self.engine(None, slots, drafts).serve(asked), key=lambda one: one.request.number)
         if self.sampler.greedy:
             answers = record(self.target, self.draft, self.prompts, [one.answer for one in served], limit)
         else:
-            answers = [
-                answer_of_rounds(len(prompt), limit, one.rounds, drafts)
-                for prompt, one in zip(self.prompts, served, strict=True)
-            ]
-        return [self._calibrated(answer) for answer in answers]
-
-    def _calibrated(self, answer: RecordedAnswer) -> RecordedAnswer:
-        if self.temperatures is None or not len(answer.held):
-            return answer
-        confidences = scaled(answer.confidences, np.asarray(self.temperatures))
-        return RecordedAnswer(answer.prompt, answer.limit, confidences, answer.held)
+            pairs = zip(self.prompts, served, strict=True)
+            answers = [answer_of_rounds(len(prompt), limit, one.rounds, drafts) for prompt, one in pairs]
+        if self.temperatures is None:
+            return answers
+        temperatures = np.asarray(self.temperatures)
+        return [
+            replace(one, confidences=scaled(one.confidences, temperatures)) if len(one.held) else one
+            for one in answers
+        ]
 
 
 def load_ids(config: Config, job: EvaluationJob, tokenizer: object) -> Prompts:
-    """Ids of the first turn of every prompt of the benchmarks, all benchmarks in turn.
+    """Token ids of the first turn of every prompt, alternating between the benchmarks.
 
     Raises ``ConfigError`` naming the prompt that the chat template refuses.
     """
-    listed = list(selected_prompts(config, job.benchmarks).values())
-    longest = max(map(len, listed))
-    prompts = [one[place] for place in range(longest) for one in listed if place < len(one)]
+    listed = zip_longest(*selected_prompts(config, job.benchmarks).values())
     found = []
-    for prompt in prompts:
+    for prompt in (one for row in listed for one in row if one is not None):
         first = next(n for n, message in enumerate(prompt.messages) if message["role"] == "user")
+        messages = prompt.messages[: first + 1]
         try:
-            found.append(
-                tuple(
-                    render_prompt(
-                        tokenizer, prompt.messages[: first + 1], config.target.thinking, prompt.tools
-                    )
-                )
-            )
+            found.append(tuple(render_prompt(tokenizer, messages, config.target.thinking, prompt.tools)))
         except TemplateRefusal as error:
             raise ConfigError(f"benchmark {prompt.benchmark}, prompt {prompt.index}: {error}") from error
     return found
 
 
 def temperatures_of(config: Config, store: Store, job: EvaluationJob, drafts: int) -> list[float] | None:
-    """Those of the draft's latest calibration for such answers.
+    """The temperatures of the draft's latest calibration for such answers.
 
-    None with ``study.calibrated=false``, and in a chain that could not calibrate.
-
-    Raises ``CalibrationFileError`` where there is none, or only ones of another draft, for other answers than the
-    study's, or fitted on prompts of the study.
+    None with ``study.calibrated=false``, and in a chain that could not calibrate. Raises ``CalibrationFileError`` if
+    the draft has no calibration, or only some for other settings than the study's, or fitted on prompts of the study.
     """
     if not config.study.calibrated:
         return None
@@ -202,9 +189,8 @@ def temperatures_of(config: Config, store: Store, job: EvaluationJob, drafts: in
     keys = {p.key for listed in selected_prompts(config, job.benchmarks).values() for p in listed}
     unfit: list[CalibrationFileError] = []
     places = calibrations(store, job.draft, job.parents["draft"])
-    if (
-        config.study.in_chain and not places
-    ):  # too few rounds: a chain of some hours does not end with a refusal
+    # The evaluation had too few rounds to calibrate, and a chain of several hours should not end with an error.
+    if config.study.in_chain and not places:
         console.say("study: the confidences are not calibrated")
         return None
     for place in places or [job.draft]:

@@ -1,7 +1,7 @@
-"""Figures of a run under load from its steps and times, real or simulated alike.
+"""Figures of a run under load, computed from its steps and times, whether real or simulated.
 
-Speeds are tokens a second. ``p95`` of a speed is the speed that 95 % of the requests exceed (its 5 % quantile), of a
-time the time that 95 % stay below: in both the worse end.
+Speeds are tokens per second. ``p95`` is always the bad end: 95 % of the requests are faster than the p95 of a speed
+(its 5 % quantile), and 95 % take less than the p95 of a time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ PARTS = ("prefill", "draft", "schedule", "verify")
 
 
 def metrics(steps: Sequence[Step], times: Sequence[Times]) -> LoadMetrics:
-    """All figures of a run; None where there is nothing to tell (no drafts, answers of one token).
+    """All figures of a run; None for those that it does not define (no drafts, answers of one token).
 
-    throughput          tokens a second from the first arrival to the last finish
-    steady              the same while those that leave are replaced: without ramp-up and drain
-    speed               tokens a second that a user sees after the first token: of all users together, tokens over time
-    speed_p50, _p95     the same of each user
+    throughput          tokens per second from the first arrival to the last finish
+    steady              tokens per second without ramp-up and drain
+    speed               tokens per second that a user sees after the first token (all tokens / all users' time)
+    speed_p50, _p95     quantiles of that speed over the users
     ttft_p50, _p95      seconds from arrival to the first token
-    budget              tokens verified a request and step, the anchor included
-    accepted_length     tokens emitted a request and verification step (bonus included)
+    budget              tokens verified per request and step, including the anchor
+    accepted_length     tokens emitted per request and verification step, including the bonus token
     acceptance          accepted drafts / verified drafts
-    requests            mean of the requests of a verification step
-    *_share             of the run's time: prefill, draft, schedule, verify, idle (the rest)
+    requests            mean number of requests in a verification step
+    *_share             share of the run's time: prefill, draft, schedule, verify, idle (the rest)
     """
     seconds = max(t.finished for t in times) - min(t.arrival for t in times)
     decoding = [s for s in steps if s.requests]
     served = sum(s.requests for s in decoding)
     verified = sum(s.verified for s in decoding)
-    accepted = sum(s.accepted for s in decoding)
     # A request's first token comes from its prefill, all others from verification.
     decoded = sum(t.tokens - 1 for t in times)
     speeds = [t.speed for t in times if t.speed is not None]
@@ -52,14 +51,14 @@ def metrics(steps: Sequence[Step], times: Sequence[Times]) -> LoadMetrics:
         ttft_p95=_quantile(waits, 0.95),
         budget=_ratio(verified, served),
         accepted_length=_ratio(decoded, served),
-        acceptance=_ratio(accepted, verified - served),
+        acceptance=_ratio(sum(s.accepted for s in decoding), verified - served),
         requests=_ratio(served, len(decoding)),
         **shares(steps, seconds),
     )
 
 
 def steady(steps: Sequence[Step], times: Sequence[Times]) -> float | None:
-    """Tokens a second between the first finish and the last admission; None where no request waited for a slot."""
+    """Tokens per second from the first finish to the last admission; None if no request waited for a slot."""
     first, last = min(t.finished for t in times), max(t.admitted for t in times)
     ends = [s.began for s in steps[1:]] + [max(t.finished for t in times)]
     emitted = sum(s.emitted for s, end in zip(steps, ends, strict=True) if first < end <= last)
@@ -67,7 +66,7 @@ def steady(steps: Sequence[Step], times: Sequence[Times]) -> float | None:
 
 
 def shares(steps: Sequence[Step], seconds: float) -> dict[str, float | None]:
-    """Share of ``seconds`` that went into each part of the steps, and the idle rest."""
+    """Share of ``seconds`` spent in each part of the steps, and idle."""
     found = {
         f"{part}_share": _ratio(sum(getattr(s, f"{part}_seconds") for s in steps), seconds) for part in PARTS
     }

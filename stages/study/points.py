@@ -1,7 +1,7 @@
-"""What a study measures: its policies as the engine takes them, its points, its requests. Pure; nothing runs here.
+"""The policies, points and requests of a study, as pure functions.
 
-Policies by name: ``plain`` (no draft), ``fixed_N`` (a draft of N tokens, all verified: ``fixed_1`` is what serving with
-MTP-1 does; ``fixed`` is the longest there is), ``threshold``, ``algorithm_1``, ``asynchronous`` (scheduler.py).
+Policies: ``plain`` (no draft), ``fixed_N`` (N drafts, all verified; ``fixed_1`` is what serving with MTP-1 does),
+``fixed`` (a whole block), ``threshold``, ``algorithm_1``, ``asynchronous`` (scheduler.py).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SCHEDULED = ("algorithm_1", "asynchronous")  # need the cost of a step
 
 @dataclass(frozen=True)
 class Arm:
-    """One policy. ``drafts`` tokens are proposed a request and step (0: no draft)."""
+    """One policy."""
 
     name: str
-    drafts: int
-    least: float = 0.0  # of ``threshold``
+    drafts: int  # tokens proposed per request and step; 0 without a draft
+    least: float = 0.0  # the confidence at which ``threshold`` cuts
 
     def policy(self, rate: Rate, confident: bool = True) -> Policy | None:
-        """What schedules, anew for each run (the asynchronous form remembers); None: all that is drafted.
+        """A new scheduler for one run (the asynchronous policy has a state); None verifies all drafts.
 
-        ``confident``: the draft has a confidence head; raises ``ScheduleError`` where the policy needs one.
+        ``confident`` says whether the draft has a confidence head. Raises ``ScheduleError`` if the policy needs one.
         """
         if self.name not in CONFIDENT:
             return None
@@ -39,7 +39,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """One unit of work: ``arm`` served with ``concurrency`` slots."""
+    """One unit of work: serve with the policy ``arm`` and ``concurrency`` slots."""
 
     arm: Arm
     concurrency: int
@@ -47,12 +47,12 @@ class StudyPoint:
 
     @property
     def unit(self) -> str:
-        """Its name, as the files have it."""
+        """Its name, also used for its files."""
         return f"c{self.concurrency:04d}-{self.arm.name}-{self.repeat}"
 
 
 def arms(names: Sequence[str], drafts: int, threshold: float) -> list[Arm]:
-    """The policies ``names`` of a draft with ``drafts`` tokens a block; raises ``StudyError`` naming what cannot be."""
+    """The policies ``names`` for a draft of ``drafts`` tokens; raises ``StudyError`` naming a length out of range."""
     return [_arm(name, drafts, threshold) for name in names]
 
 
@@ -62,7 +62,7 @@ def _arm(name: str, drafts: int, threshold: float) -> Arm:
     if name in CONFIDENT:
         return Arm(name, drafts, threshold)
     found = re.fullmatch(r"fixed(?:_(\d+))?", name)
-    assert found, f"{name}: pipeline/config/study.py lets no other policy through"
+    assert found, f"{name}: pipeline/config/study.py allows no other policy"
     length = int(found[1] or drafts)
     if not 1 <= length <= drafts:
         raise StudyError(f"study.policies: {name}: the draft proposes 1 to {drafts} tokens")
@@ -70,7 +70,7 @@ def _arm(name: str, drafts: int, threshold: float) -> Arm:
 
 
 def points(study: StudyConfig, chosen: Sequence[Arm]) -> list[StudyPoint]:
-    """All points; repeats lie as far apart as can be, because a machine's speed drifts."""
+    """All points; repeats of a point lie as far apart as possible, because the machine's speed drifts."""
     return [
         StudyPoint(arm, concurrency, repeat)
         for repeat in range(study.repeats)
@@ -80,10 +80,10 @@ def points(study: StudyConfig, chosen: Sequence[Arm]) -> list[StudyPoint]:
 
 
 def request_count(study: StudyConfig, concurrency: int) -> int:
-    """Requests of a point."""
+    """Number of requests of a point."""
     return max(study.least_requests, study.requests_per_slot * concurrency)
 
 
 def requests(prompts: Sequence[tuple[int, ...]], count: int, max_new_tokens: int) -> list[Request]:
-    """``count`` requests that ask the prompts in turn, all at once."""
+    """``count`` requests that cycle through the prompts and all arrive at time 0."""
     return [Request(n, prompts[n % len(prompts)], max_new_tokens) for n in range(count)]

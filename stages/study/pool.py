@@ -1,13 +1,14 @@
-"""What a draft would have proposed at every position of answers that are known: the pool that simulations replay.
+"""Records what a draft proposes at every position of finished answers; simulations replay these records.
 
-With greedy decoding an answer does not depend on what was drafted, so the draft can be asked at each of its positions,
-and its tokens held as far as they are the answer's. A decoding tells of the positions where its rounds began only.
+A decoding shows only the drafts at positions where its rounds began. A greedy answer does not depend on the drafts, so
+the draft can be asked again at every position; its tokens hold as far as they agree with the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ from pipeline.drafts.base import Draft
 from pipeline.target.model import States, Target
 from stages.study.simulation import RecordedAnswer
 
-BATCH = 16  # answers whose states are in memory together
+BATCH = 16  # answers whose states are in memory at the same time
 
 
 @dataclass
 class _Known:
-    """One answer on its way: the draft has observed ``prompt`` and the first ``seen`` tokens of ``answer``."""
+    """An answer in progress: the draft has observed ``prompt`` and the first ``seen`` tokens of ``answer``."""
 
     number: int
     prompt: tuple[int, ...]
@@ -39,17 +40,15 @@ def record(
     prompts: Sequence[tuple[int, ...]],
     answers: Sequence[list[int]],
     limit: int,
-    advance: Callable[[int], None] = lambda _: None,
 ) -> list[RecordedAnswer]:
-    """Greedy drafts at every position of ``answers`` to ``prompts`` (ids), for at most ``limit`` tokens each.
+    """Greedy drafts at every position of ``answers`` to ``prompts`` (token ids); at most ``limit`` tokens were wanted.
 
-    Confidences are the head's own; NaN without one. ``advance`` is told of answers that are done.
+    Confidences are not calibrated, and NaN without a confidence head.
     """
     recorded = []
     for start in range(0, len(prompts), BATCH):
         some = slice(start, start + BATCH)
         recorded += _record(target, draft, prompts[some], answers[some], limit)
-        advance(len(prompts[some]))
     return recorded
 
 
@@ -64,17 +63,16 @@ def _record(
         going = [one for one in known if len(one.answer) > out]
         anchors = torch.tensor([one.answer[out - 1] for one in going], device=target.device)
         made = draft.propose_all([one.state for one in going], anchors, Sampler())
-        told = np.full(made.tokens.shape, np.nan) if made.confidences is None else _array(made.confidences)
-        for row, one in enumerate(going):
-            confidences[one.number].append(told[row])
-            held[one.number].append(_agreed(made.tokens[row].tolist(), one.answer[out:]))
+        told = torch.full(made.tokens.shape, torch.nan) if made.confidences is None else made.confidences
+        for one, tokens, row in zip(going, made.tokens.tolist(), told.double().cpu().numpy(), strict=True):
+            confidences[one.number].append(row)
+            held[one.number].append(_agreed(tokens, one.answer[out:]))
         _observe(draft, going)
-    empty = np.zeros((0, draft.max_drafts))
     return [
         RecordedAnswer(
             len(one.prompt),
             limit,
-            np.array(confidences[n]) if held[n] else empty,
+            np.array(confidences[n]).reshape(-1, draft.max_drafts),
             np.array(held[n], dtype=np.int64),
         )
         for n, one in enumerate(known)
@@ -82,7 +80,7 @@ def _record(
 
 
 def _begin(target: Target, draft: Draft, number: int, prompt: tuple[int, ...], answer: list[int]) -> _Known:
-    """One pass of the target over prompt and answer; the draft observes the prompt."""
+    """Run the target once over prompt and answer, and let the draft observe the prompt."""
     ids = torch.tensor([*prompt, *answer[:-1]], device=target.device)
     states, state, size = target.run(ids[None]), draft.start(), len(prompt)
     draft.observe(state, ids[:size], states.hidden[0, :size], states.last_hidden[0, :size])
@@ -90,7 +88,7 @@ def _begin(target: Target, draft: Draft, number: int, prompt: tuple[int, ...], a
 
 
 def _observe(draft: Draft, going: Sequence[_Known]) -> None:
-    """The next token of each answer that has one left to draft after."""
+    """Let the draft observe the next token of each answer that has a later token to draft."""
     going = [one for one in going if one.seen < len(one.answer) - 1]
     if not going:
         return
@@ -104,12 +102,5 @@ def _observe(draft: Draft, going: Sequence[_Known]) -> None:
 
 
 def _agreed(drafted: list[int], answer: list[int]) -> int:
-    """Leading tokens of ``drafted`` that are those of ``answer``."""
-    pairs = zip(drafted, answer, strict=False)
-    return next(
-        (n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(drafted), len(answer))
-    )
-
-
-def _array(values: torch.Tensor) -> np.ndarray:
-    return values.double().cpu().numpy()
+    """Number of leading tokens in which ``drafted`` and ``answer`` agree."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafted, answer, strict=False)))

@@ -19,17 +19,14 @@ from pipeline.store.artifacts import Artifact
 
 
 def write_report(folder: Path, result: StudyResult, evaluations: Sequence[Evaluation] = ()) -> None:
-    """Write ``result`` (of result.py) into ``folder`` in every form; the page also shows ``evaluations``."""
+    """Write ``result`` into ``folder`` in every form; the page also shows ``evaluations``."""
     write_study(folder, result)
     write_markdown(folder / MARKDOWN, title(result), [serving(result)])
     write_html(folder, evaluations, result)
 
 
 def show(artifact: Artifact, calibration: CalibrationEffect | None = None) -> None:
-    """The last screen, from the stored result: policies by concurrency, checks, and what to type next.
-
-    ``calibration`` is what an evaluation's summary.json tells of the temperatures that the study used.
-    """
+    """Print the last screen from the stored result; ``calibration`` is the effect of the study's temperatures."""
     result = read_study(artifact.path)
     show_sections([serving(result)])
     if calibration:

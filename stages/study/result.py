@@ -1,12 +1,10 @@
-"""What a study found, from what was recorded: measured figures, their prediction, simulations, fronts and checks. Pure.
-
-``result_of`` makes the contents of study.json; data_specs/study.py describes them.
-"""
+"""Computes the contents of study.json from what was recorded: figures, predictions, simulations, fronts and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -27,7 +25,7 @@ from data_specs.sps import SpsTable
 from data_specs.study import MACHINE, MEASURED
 from pipeline.config import StudyConfig
 from pipeline.decoding.steps import Step
-from stages.study.costs import Costs, Curve, StepRates, TableCosts, from_steps, from_table
+from stages.study.costs import Curve, StepRates, TableCosts, from_steps, from_table
 from stages.study.fronts import Point as FrontPoint
 from stages.study.fronts import front, shortfall, sla
 from stages.study.measure import MeasuredPoint
@@ -35,14 +33,15 @@ from stages.study.metrics import metrics
 from stages.study.points import SCHEDULED, Arm, StudyPoint, arms, request_count
 from stages.study.simulation import Pool, RecordedAnswer, cycle, poisson, simulate
 
-LIMIT = 0.02  # by so much a scheduler may lie below the best fixed length
-# Of a policy a step, by benchmarks/scheduler.py.
+LIMIT = 0.02  # accepted shortfall against the best fixed length
+# Seconds of a scheduling policy in a step, by number of requests (benchmarks/scheduler.py).
 SCHEDULE = Curve.of([(1, 26e-6), (256, 75e-6), (2048, 472e-6)])
+Repeats = list[tuple[StudyPoint, MeasuredPoint]]  # all repeats of one point
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Points as they were served, and the answers that simulations replay (none: nothing is simulated)."""
+    """The measured points, and the answers that simulations replay; without answers nothing is simulated."""
 
     points: dict[StudyPoint, MeasuredPoint]
     answers: list[RecordedAnswer]
@@ -56,59 +55,62 @@ def result_of(
     tables: Sequence[SpsTable],
     advance: Callable[[str], None] = lambda _: None,
 ) -> StudyResult:
-    """The contents of study.json. ``advance`` is told of each simulated point."""
-    real = [_real(group) for group in _grouped(recorded.points).values()]
+    """The contents of study.json. ``advance`` is called with the name of each simulated point."""
+    grouped = _grouped(recorded.points)
+    real = [
+        _averaged(group[0][0], [metrics(measured.steps, measured.times) for _, measured in group])
+        for group in grouped
+    ]
     prediction: list[Prediction] = []
     simulated: list[SimulatedPoint] = []
     if recorded.answers:
         pool = Pool.of(recorded.answers)
         shapes = shapes_of(recorded.points)
-        predicted = [
-            _predicted(group, pool, shapes, study, facts) for group in _grouped(recorded.points).values()
-        ]
-        prediction = [_compared(one, other) for one, other in zip(real, predicted, strict=True)]
-        simulated = list(predicted)
+        simulated = [_predicted(group, pool, shapes, study, facts) for group in grouped]
+        prediction = [_compared(one, other) for one, other in zip(real, simulated, strict=True)]
         for table in tables:
             simulated += _simulated(pool, table, study, facts, chosen, advance)
-    names = {table.name for table in tables if recorded.answers}
+    closed = {
+        name: [point for point in simulated if point.sps == name and point.arrival is None]
+        for name in sorted({table.name for table in tables if recorded.answers})
+    }
     return StudyResult(
         facts=facts,
         real=real,
         simulated=simulated,
         prediction=prediction,
-        fronts={MEASURED: fronts(real, study.sla)}
-        | {name: fronts(_closed(simulated, name), study.sla) for name in sorted(names)},
-        checks={name: checks(_closed(simulated, name), facts.drafts) for name in sorted(names)},
+        fronts={name: fronts(found, study.sla) for name, found in ({MEASURED: real} | closed).items()},
+        checks={name: checks(found, facts.drafts) for name, found in closed.items()},
     )
 
 
 # --- measured, and predicted ------------------------------------------------------------------------------
 
 
-def _grouped(
-    points: dict[StudyPoint, MeasuredPoint],
-) -> dict[tuple[int, str], list[tuple[StudyPoint, MeasuredPoint]]]:
-    """The repeats of each point together, by concurrency."""
-    found: dict[tuple[int, str], list[tuple[StudyPoint, MeasuredPoint]]] = {}
+def _grouped(points: dict[StudyPoint, MeasuredPoint]) -> list[Repeats]:
+    found: dict[tuple[int, str], Repeats] = {}
     for point, measured in points.items():
         found.setdefault((point.concurrency, point.arm.name), []).append((point, measured))
-    return found
+    return list(found.values())
 
 
-def _real(repeats: Sequence[tuple[StudyPoint, MeasuredPoint]]) -> RealPoint:
-    found = [metrics(measured.steps, measured.times) for _, measured in repeats]
-    point = repeats[0][0]
+def _averaged(point: StudyPoint, found: Sequence[LoadMetrics]) -> RealPoint:
+    """``point`` with the mean of each figure over the repeats in which it is defined."""
+    means: dict[str, Any] = {}
+    for name in (field.name for field in fields(LoadMetrics)):
+        known = [value for one in found if (value := getattr(one, name)) is not None]
+        means[name] = fmean(known) if known else None
     return RealPoint(
         policy=point.arm.name,
         concurrency=point.concurrency,
-        metrics=_means(found),
+        metrics=LoadMetrics(**means),
         repeats=len(found),
         throughputs=[one.throughput or 0.0 for one in found],
     )
 
 
 def shapes_of(points: dict[StudyPoint, MeasuredPoint]) -> dict[int, TableCosts]:
-    """Concurrency -> what steps cost, in units of their pace, by all the timings at it; no steps of the points."""
+    """Concurrency -> step costs in units of their pace, fitted on the timing runs only (not on the measured points)."""
     timed: dict[int, list[Step]] = {}
     for point, measured in points.items():
         timed.setdefault(point.concurrency, []).extend(measured.before + measured.after)
@@ -116,45 +118,25 @@ def shapes_of(points: dict[StudyPoint, MeasuredPoint]) -> dict[int, TableCosts]:
 
 
 def _predicted(
-    repeats: Sequence[tuple[StudyPoint, MeasuredPoint]],
+    repeats: Repeats,
     pool: Pool,
     shapes: dict[int, TableCosts],
     study: StudyConfig,
     facts: StudyFacts,
 ) -> SimulatedPoint:
-    """The same requests simulated, at the pace that the machine had during each repeat (``Step.pace``)."""
+    """Simulate the same requests at the pace that the machine had during each repeat (``Step.pace``)."""
     found = []
     for point, measured in repeats:
-        shape = shapes[point.concurrency]
-        costs = shape.scaled(fmean(step.pace for step in measured.steps))
+        costs = shapes[point.concurrency].scaled(fmean(step.pace for step in measured.steps))
         policy = point.arm.policy(StepRates(from_steps(measured.before), facts.drafts))
         load = cycle(pool, request_count(study, point.concurrency))
         run = simulate(pool, load, costs, policy, point.concurrency, point.arm.drafts)
         found.append(metrics(run.steps, run.times))
-    point = repeats[0][0]
-    return SimulatedPoint(
-        sps=MACHINE,
-        arrival=None,
-        policy=point.arm.name,
-        concurrency=point.concurrency,
-        metrics=_means(found),
-        repeats=len(found),
-        throughputs=[one.throughput or 0.0 for one in found],
-    )
+    return SimulatedPoint(sps=MACHINE, arrival=None, **vars(_averaged(repeats[0][0], found)))
 
 
-def _means(found: Sequence[LoadMetrics]) -> LoadMetrics:
-    """Every figure's mean over the repeats that have it."""
-    return LoadMetrics(**{f.name: _mean(getattr(one, f.name) for one in found) for f in fields(LoadMetrics)})
-
-
-def _mean(values: Iterable[float | None]) -> Any:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def _compared(real: RealPoint, simulated: SimulatedPoint) -> Prediction:
-    ours, theirs = simulated.metrics.throughput or 0.0, real.metrics.throughput or 0.0
+def _compared(real: LoadPoint, simulated: LoadPoint) -> Prediction:
+    ours, theirs = _throughput(simulated), _throughput(real)
     return Prediction(
         policy=real.policy, concurrency=real.concurrency, real=theirs, simulated=ours, error=ours / theirs - 1
     )
@@ -190,7 +172,7 @@ def _simulated(
 
 def _point(
     pool: Pool,
-    costs: Costs,
+    costs: TableCosts,
     study: StudyConfig,
     arm: Arm,
     slots: int,
@@ -198,7 +180,7 @@ def _point(
     rate: float | None,
     sps: str,
 ) -> SimulatedPoint:
-    """Every answer of the pool as often as any other."""
+    """Simulate one point; the requests replay every answer of the pool equally often."""
     size = len(pool.lengths)
     count = -(-study.simulated_requests_per_slot * slots // size) * size
     context = float(np.mean(pool.prompts + pool.lengths / 2))
@@ -209,16 +191,11 @@ def _point(
     return SimulatedPoint(sps=sps, arrival=rate, policy=arm.name, concurrency=slots, metrics=found)
 
 
-def _closed(simulated: Sequence[SimulatedPoint], name: str) -> list[SimulatedPoint]:
-    """The points of an SPS table at which all requests came at once."""
-    return [point for point in simulated if point.sps == name and point.arrival is None]
-
-
 # --- fronts and checks ------------------------------------------------------------------------------------
 
 
 def fronts(points: Sequence[LoadPoint], anchors: Sequence[float]) -> Fronts:
-    """Front and SLA throughput of each policy, over its concurrencies."""
+    """Front and SLA throughput of each policy over its concurrencies."""
     names = dict.fromkeys(point.policy for point in points)
     found = {name: front(_offers(points, [name])) for name in names}
     return Fronts(points=found, sla={name: sla(points, anchors) for name, points in found.items()})
@@ -229,22 +206,21 @@ def _throughput(point: LoadPoint) -> float:
 
 
 def _offers(points: Sequence[LoadPoint], policies: Sequence[str]) -> list[FrontPoint]:
-    """(speed, throughput while slots are refilled, or over all) of the points of ``policies``."""
+    """(speed, throughput) of the points of ``policies``; the throughput is the steady one if it is known."""
     told = [point.metrics for point in points if point.policy in policies]
     return [(m.speed, m.steady or m.throughput or 0.0) for m in told if m.speed is not None]
 
 
 def checks(points: Sequence[LoadPoint], drafts: int) -> dict[str, Check]:
-    """For each scheduler: how far its front lies below the best fixed length's, and whether its budget falls."""
+    """Scheduler -> how far its front lies below the best fixed length's, and whether its budget falls with load."""
     lengths = [f"fixed_{n}" for n in range(1, drafts + 1)]
     best = front(_offers(points, lengths))
     found = {}
     for name in SCHEDULED:
-        own = [point for point in points if point.policy == name]
-        if not own:
+        budgets = sorted((p.concurrency, p.metrics.budget or 0.0) for p in points if p.policy == name)
+        if not budgets:
             continue
-        below = shortfall(front(_offers(own, [name])), best)
-        budgets = sorted((point.concurrency, point.metrics.budget or 0.0) for point in own)
+        below = shortfall(front(_offers(points, [name])), best)
         found[name] = Check(
             against=lengths,
             shortfall=below,
@@ -259,13 +235,13 @@ def checks(points: Sequence[LoadPoint], drafts: int) -> dict[str, Check]:
 
 
 def _same_load(points: Sequence[LoadPoint], name: str, others: Sequence[str]) -> float:
-    """The largest share of throughput that ``name`` misses against the best of ``others`` at the same concurrency."""
+    """The largest share of throughput that ``name`` loses to the best of ``others`` at the same concurrency."""
     own = {point.concurrency: _throughput(point) for point in points if point.policy == name}
     return max(1 - own[point.concurrency] / _throughput(point) for point in points if point.policy in others)
 
 
 def _plain_ahead_from(points: Sequence[LoadPoint]) -> int | None:
-    """The least concurrency from which on plain decoding has more throughput than all others; None: nowhere."""
+    """The concurrency from which on plain decoding has more throughput than all others; None if there is none."""
     ahead = None
     for concurrency in sorted({point.concurrency for point in points}, reverse=True):
         told = [(_throughput(point), point.policy) for point in points if point.concurrency == concurrency]
@@ -276,18 +252,18 @@ def _plain_ahead_from(points: Sequence[LoadPoint]) -> int | None:
 
 
 def simulated_arms(chosen: Sequence[Arm], drafts: int) -> list[Arm]:
-    """The policies of the study, and every fixed length."""
+    """The policies of the study and every fixed length, each once."""
     lengths = arms([f"fixed_{n}" for n in range(1, drafts + 1)], drafts, 0.0)
     return list({arm.name: arm for arm in (*chosen, *lengths)}.values())
 
 
 def simulated_count(study: StudyConfig, chosen: Sequence[Arm], drafts: int) -> int:
-    """Points that are simulated for one SPS table."""
+    """Number of points that are simulated for one SPS table."""
     every = len(simulated_arms(chosen, drafts)) * len(study.simulated_concurrencies)
     return every + len(study.arrivals) * len(chosen)
 
 
 def falls(values: Sequence[float], slack: float = 0.02) -> bool:
-    """Whether ``values`` end below where they began, and never rise by more than ``slack`` of themselves."""
-    steady = all(later <= (1 + slack) * sooner for sooner, later in zip(values, values[1:], strict=False))
+    """Whether the last value is below the first, and none exceeds the one before it by more than a ``slack`` share."""
+    steady = all(later <= (1 + slack) * sooner for sooner, later in pairwise(values))
     return steady and (len(values) < 2 or values[-1] < values[0])

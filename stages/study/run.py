@@ -1,16 +1,17 @@
-"""``stage=study``: a draft under load, policies against concurrency -> a versioned study.
+"""``stage=study``: a draft under load, over policies and concurrencies -> a versioned study.
 
-A unit of work is one point (policy, concurrency, repeat), written as two Parquet files; a study that was killed goes on
-with the points that are missing. Simulations are made from what was recorded, at the end: a study that differs from one
-that is there in these only takes over its points.
+A unit of work is one point (policy, concurrency, repeat), written as two Parquet files. A study that was killed goes on
+with the missing points. Simulations run at the end on the recorded points, so a study that differs from an earlier one
+only in its simulations copies the points of that one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 
 from data_specs import sps
 from data_specs.manifest import fingerprint
-from data_specs.results.study import StudyFacts, StudyResult
+from data_specs.results.study import StudyFacts
 from data_specs.results.summary import CalibrationEffect, read_summary
 from data_specs.sps import SpsTable
 from data_specs.study import (
@@ -43,7 +44,7 @@ from pipeline.decoding.job import EvaluationJob, make_job
 from pipeline.decoding.steps import Step, Times
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.ranks import is_main
-from pipeline.report.evaluation import Evaluation, committed
+from pipeline.report.evaluation import committed
 from pipeline.store.artifacts import Artifact, Store, Work
 from pipeline.store.lineage import made_of_draft
 from pipeline.store.work import WorkShare, commit_once
@@ -57,33 +58,31 @@ from stages.study.simulation import RecordedAnswer
 
 KIND = "study"
 FILES = (f"{STEPS}/*.parquet", f"{TIMES}/*.parquet", POOL, "*.json", "*.md", "*.html", "*.png")
-RECORD = "pool"  # the unit of work that records the pool
+RECORD = "pool"  # the unit of work that records the answers for simulations
+# The settings of simulations; they do not affect what is measured.
 SIMULATED = ("simulate", "sps", "simulated_concurrencies", "simulated_requests_per_slot", "simulated_prefill_tokens",
              "arrivals", "sla")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What is to be measured and simulated, known before any model is loaded.
-
-    ``measured`` identifies what is served, ``fingerprint`` all of the study.
-    """
+    """What to measure and to simulate, worked out before any model is loaded."""
 
     job: EvaluationJob
     arms: list[Arm]
     points: list[StudyPoint]
-    drafts: int
+    drafts: int  # tokens that the draft proposes, at most
     temperatures: list[float] | None
     tables: list[SpsTable]
-    measured: str
-    fingerprint: str
+    measured: str  # fingerprint of the measurements
+    fingerprint: str  # of the whole study
 
 
 def run_study(config: Config, store: Store, draft: Artifact | Path) -> Artifact | None:
     """Measure and simulate ``draft`` (an artifact, or a folder in the native layout) under load.
 
-    Returns the study, which may be one that was made before; None with ``plan``. Raises ``UserError`` for policies that
-    the draft cannot have, a missing calibration, and SPS tables that are too short.
+    Returns the study, new or reused; None with ``plan``. Raises ``UserError`` if the draft cannot serve a policy, has
+    no calibration, or if an SPS table is too short.
     """
     if isinstance(draft, Artifact):
         draft.verify()
@@ -93,7 +92,7 @@ def run_study(config: Config, store: Store, draft: Artifact | Path) -> Artifact 
         return None
     found = store.find(KIND, plan.fingerprint)
     if found is not None and is_main():
-        console.say(f"study of {plan.job.name} is already there: {found.reference} ({found.path})")
+        console.say(f"Reusing the study of {plan.job.name}: {found.reference} ({found.path})")
     artifact = found or _study(config, store, plan)
     if is_main():
         show(artifact, _judged(store, plan))
@@ -104,11 +103,11 @@ def make_plan(config: Config, store: Store, draft: Artifact | Path) -> StudyPlan
     """Check the settings against the draft and the tables, and identify the study."""
     study = config.study
     # Settings of ``evaluate`` that a study ignores must not change its fingerprint.
-    settings = dataclasses.replace(
+    settings = replace(
         config.evaluate, calibrate=False, sweep=False, max_new_tokens=study.max_new_tokens, threshold=0.0,
         baseline=False, profile=False,
     )  # fmt: skip
-    job = make_job(dataclasses.replace(config, evaluate=settings), draft)
+    job = make_job(replace(config, evaluate=settings), draft)
     model = read_config(job.draft)
     drafts = model.block_size - (0 if model.sample_from_anchor else 1)
     chosen = arms(study.policies, drafts, study.threshold)
@@ -118,7 +117,7 @@ def make_plan(config: Config, store: Store, draft: Artifact | Path) -> StudyPlan
             raise StudyError(
                 f"study.policies: {confident[0]} needs a confidence head, which {job.draft} does not have"
             )
-        console.say(f"study: without {', '.join(confident)}: the draft has no confidence head")
+        console.say(f"study: leaving out {', '.join(confident)}, because the draft has no confidence head")
         chosen, confident = [arm for arm in chosen if arm.name not in CONFIDENT], []
     temperatures = temperatures_of(config, store, job, drafts) if confident else None
     tables = read_tables(study, drafts)
@@ -130,7 +129,7 @@ def make_plan(config: Config, store: Store, draft: Artifact | Path) -> StudyPlan
 
 
 def read_tables(study: StudyConfig, drafts: int) -> list[SpsTable]:
-    """The tables that are simulated with; ``UserError`` for one that is absent or too short for G = ``drafts``."""
+    """The SPS tables to simulate with; raises ``UserError`` for one that is absent or too short for G = ``drafts``."""
     tables = [sps.read_table(sps.locate(name)) for name in study.sps] if study.simulate else []
     for table in tables:
         most = max(study.simulated_concurrencies)
@@ -162,19 +161,19 @@ def _study(config: Config, store: Store, plan: StudyPlan) -> Artifact:
                 plan.tables,
                 lambda name: bar.advance(1, name),
             )
-        write_report(work.path, result, _evaluated(store, job))
-        return _counts(result)
+        latest = made_of_draft(store, "evaluation", job.parents["draft"])[:1]
+        write_report(work.path, result, [committed(one, store) for one in latest])
+        return {
+            "points": len(result.real),
+            "simulated_points": len(result.simulated),
+            "largest_error": max((abs(row.error) for row in result.prediction), default=None),
+        }
 
     return commit_once(store, work, finish, FILES)
 
 
-def _evaluated(store: Store, job: EvaluationJob) -> list[Evaluation]:
-    """The latest evaluation of the draft, which the page shows too; none where there is no such."""
-    return [committed(one, store) for one in made_of_draft(store, "evaluation", job.parents["draft"])[:1]]
-
-
 def _judged(store: Store, plan: StudyPlan) -> CalibrationEffect | None:
-    """What the latest evaluation of the draft with the study's temperatures says of them; None where none has them."""
+    """The effect of the study's temperatures in the latest evaluation of the draft that used them; None without one."""
     for one in made_of_draft(store, "evaluation", plan.job.parents["draft"]):
         calibration = read_summary(one.path).calibration
         if calibration and calibration.temperatures == plan.temperatures:
@@ -183,23 +182,27 @@ def _judged(store: Store, plan: StudyPlan) -> CalibrationEffect | None:
 
 
 def _take_over(store: Store, plan: StudyPlan, folder: Path) -> None:
-    """Copy what an earlier study has measured with the same settings."""
+    """Copy the measurements of the latest study with the same settings."""
     for artifact in reversed(store.list(KIND)):
         if artifact.manifest.config.get("measured") == plan.measured:
-            for name in (f"{STEPS}/*", POOL, f"{TIMES}/*"):  # times last: a unit is done when they are there
+            for name in (
+                f"{STEPS}/*",
+                POOL,
+                f"{TIMES}/*",
+            ):  # times come last, because they mark a unit as done
                 for path in sorted(artifact.path.glob(name)):
                     if not (folder / path.relative_to(artifact.path)).exists():
                         shutil.copy(path, folder / path.relative_to(artifact.path))
-            console.say(f"what was measured for {artifact.reference} is taken over")
+            console.say(f"Reusing measurements from {artifact.reference}")
             return
 
 
 def _measure(config: Config, plan: StudyPlan, work: Work) -> None:
-    """Serve the points that fall to this process, and record the pool, until all is there."""
+    """Serve points and record the pool, shared with other processes, until everything is measured."""
     units = {point.unit: point for point in plan.points}
 
     def is_done(unit: str) -> bool:
-        """Without the folder all is done: another process has committed it under its final name."""
+        """If the folder is gone, another process has committed the study, so every unit counts as done."""
         path = work.path / POOL if unit == RECORD else work.path / TIMES / f"{unit}.parquet"
         return path.is_file() or not (work.path / TIMES).is_dir()
 
@@ -208,13 +211,13 @@ def _measure(config: Config, plan: StudyPlan, work: Work) -> None:
     if not left:
         return
     if is_main() and len(left) < len(share.units):
-        console.say(f"study of {work.name}: {share.done} of {len(share.units)} points are there already")
+        console.say(f"study of {work.name}: {share.done} of {len(share.units)} points are already measured")
     server = InProcessServer.load(config, plan.job, plan.temperatures)
     server.warm_up()
     with console.progress(f"study of {work.name}", len(left), is_main()) as bar:
         for unit in share:
             if unit == RECORD:
-                answers = server.record(max(config.study.concurrencies), lambda _: None)
+                answers = server.record(max(config.study.concurrencies))
                 if not share.is_lost:
                     write_rows(work.path / POOL, pool_rows(answers), POOL_SCHEMA)
             else:
@@ -229,7 +232,7 @@ def _measure(config: Config, plan: StudyPlan, work: Work) -> None:
 
 
 def write_point(folder: Path, unit: str, measured: MeasuredPoint) -> None:
-    """The two files of a unit."""
+    """Write the two files of a unit."""
     parts = {BEFORE: measured.before, POINT: measured.steps, AFTER: measured.after}
     steps = [{"part": part} | asdict(step) for part, steps in parts.items() for step in steps]
     write_rows(folder / STEPS / f"{unit}.parquet", steps, STEP_SCHEMA)
@@ -237,7 +240,7 @@ def write_point(folder: Path, unit: str, measured: MeasuredPoint) -> None:
 
 
 def read_points(folder: Path, asked: Sequence[StudyPoint]) -> dict[StudyPoint, MeasuredPoint]:
-    """What ``write_point`` wrote for the points ``asked``; raises ``StudyError`` naming a damaged file."""
+    """Read back what ``write_point`` wrote for the points ``asked``; raises ``StudyError`` naming a damaged file."""
     found = {}
     for point in asked:
         steps: dict[str, list[Step]] = {BEFORE: [], POINT: [], AFTER: []}
@@ -249,7 +252,7 @@ def read_points(folder: Path, asked: Sequence[StudyPoint]) -> dict[StudyPoint, M
 
 
 def pool_rows(answers: Sequence[RecordedAnswer]) -> list[dict[str, Any]]:
-    """Rows of data_specs/study.POOL_SCHEMA."""
+    """Rows of data_specs/study.POOL_SCHEMA; an answer without drafts has one row, whose ``held`` is None."""
     rows = []
     for number, answer in enumerate(answers):
         common = {"answer": number, "prompt": answer.prompt, "limit": answer.limit}
@@ -261,14 +264,12 @@ def pool_rows(answers: Sequence[RecordedAnswer]) -> list[dict[str, Any]]:
 
 
 def read_pool(folder: Path) -> list[RecordedAnswer]:
-    """What ``pool_rows`` made of the answers; none where nothing was recorded."""
+    """Read back the answers of ``pool_rows``; none if nothing was recorded."""
     if not (folder / POOL).is_file():
         return []
-    grouped: dict[int, list[dict[str, Any]]] = {}
-    for row in read_rows(folder / POOL, POOL_SCHEMA):
-        grouped.setdefault(row["answer"], []).append(row)
     answers = []
-    for rows in grouped.values():
+    for _, group in groupby(read_rows(folder / POOL, POOL_SCHEMA), itemgetter("answer")):
+        rows = list(group)
         kept = [row for row in rows if row["held"] is not None]
         confidences = np.array([row["confidences"] for row in kept]).reshape(-1, len(rows[0]["confidences"]))
         held = np.array([row["held"] for row in kept], dtype=np.int64)
@@ -295,21 +296,11 @@ def _facts(config: Config, plan: StudyPlan, prompts: int) -> StudyFacts:
     )
 
 
-def _counts(result: StudyResult) -> dict[str, Any]:
-    """What the manifest says: how much was measured and simulated, and how far predictions were off at most."""
-    errors = [abs(row.error) for row in result.prediction]
-    return {
-        "points": len(result.real),
-        "simulated_points": len(result.simulated),
-        "largest_error": max(errors) if errors else None,
-    }
-
-
 # --- plan -------------------------------------------------------------------------------------------------
 
 
 def show_plan(config: Config, plan: StudyPlan) -> None:
-    """Points, tokens, and time at most: by the steps of a short run now, were every point decoded plainly."""
+    """Print points, tokens and the longest time, which assumes plain decoding and the step times of a short run now."""
     study = config.study
     server = InProcessServer.load(config, plan.job, plan.temperatures)
     server.warm_up()
@@ -329,6 +320,6 @@ def show_plan(config: Config, plan: StudyPlan) -> None:
     console.table(f"Plan: study of {plan.job.name} on {config.target.name}", columns, rows)
     simulated = len(plan.tables) * simulated_count(study, plan.arms, plan.drafts)
     console.say(
-        f"{len(plan.points)} points, about {console.duration(seconds)} at most; {simulated} simulated ones, seconds "
-        "each at most. What is there already is not measured again. Nothing was done."
+        f"{len(plan.points)} points take at most about {console.duration(seconds)}, and each of {simulated} simulated "
+        "points takes seconds. Points that exist are not measured again. Nothing was done."
     )

@@ -1,9 +1,8 @@
-"""The engine under load by discrete steps, from recorded answers: what no machine at hand can serve.
+"""Simulates the engine under load step by step, from recorded answers, also for machines that are not at hand.
 
-A request replays one recorded answer position by position. At each position of an answer a draft of G tokens was
-recorded with its confidences and how many of its tokens held; a step that schedules n of them emits
-min(n, held) + 1 tokens, and goes on at the position behind them. With greedy decoding that is what the engine itself
-would do, whatever the schedule; only the seconds are a model (costs.py). All requests of a step are one set of arrays.
+Each request replays one recorded answer. The record holds a draft of G tokens for every position, with its confidences
+and the number of its tokens that held. A step that schedules n of them emits min(n, held) + 1 tokens and goes on behind
+them. The engine does the same under greedy decoding for any schedule; only the seconds come from a model (costs.py).
 """
 
 from __future__ import annotations
@@ -18,26 +17,23 @@ from data_specs.errors import UserError
 from pipeline.decoding.scheduler import Policy, candidates
 from pipeline.decoding.single import Round
 from pipeline.decoding.steps import Step, Times
-from stages.study.costs import Costs
+from stages.study.costs import TableCosts
 
 Array = np.ndarray
 
 
 class SimulationError(UserError):
-    """A pool or a load that cannot be simulated; the message says what was expected."""
+    """A pool or a load that cannot be simulated."""
 
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """A recorded answer of L tokens. Row e - 1 of ``confidences`` [L-1, G] and ``held`` [L-1] is the draft made when e
-    tokens were out: how likely each draft was said to hold, and how many leading ones do. At most ``limit`` tokens were
-    asked for.
-    """
+    """A recorded answer of L tokens. Row e - 1 of the arrays is about the draft made after e tokens."""
 
     prompt: int  # tokens
-    limit: int
-    confidences: Array
-    held: Array
+    limit: int  # tokens asked for, at most
+    confidences: Array  # [L-1, G], how likely each draft is to hold
+    held: Array  # [L-1], how many leading drafts do hold
 
     @property
     def length(self) -> int:
@@ -47,7 +43,7 @@ class RecordedAnswer:
 
 @dataclass(frozen=True)
 class Pool:
-    """Answers as flat arrays: answer a has rows ``first[a]`` ... of ``confidences`` [N, G] and ``held`` [N]."""
+    """Answers as flat arrays: the rows of answer a in ``confidences`` and ``held`` begin at ``first[a]``."""
 
     prompts: Array  # int64 [A]
     lengths: Array  # int64 [A]
@@ -58,7 +54,7 @@ class Pool:
 
     @classmethod
     def of(cls, answers: Sequence[RecordedAnswer]) -> Pool:
-        """Raises ``SimulationError`` for no answers, or drafts of different lengths."""
+        """Join ``answers``; raises ``SimulationError`` for none, or for drafts of different lengths."""
         widths = {a.confidences.shape[1] for a in answers}
         if len(widths) != 1:
             raise SimulationError(f"pool: expected answers with drafts of one length, got {sorted(widths)}")
@@ -74,31 +70,31 @@ class Pool:
 
     @property
     def drafts(self) -> int:
-        """G, drafts a position."""
+        """G, the drafts at a position."""
         return self.confidences.shape[1]
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests by arrival: the answer of the pool that each replays [n], and when it comes, in seconds [n]."""
+    """Requests in the order of their arrival."""
 
-    answers: Array
-    arrivals: Array
+    answers: Array  # [n], the answer of the pool that each replays
+    arrivals: Array  # [n], seconds
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What the engine would have recorded: its steps, and the times of each request by number."""
+    """What the engine would have recorded."""
 
     steps: list[Step]
-    times: list[Times]
+    times: list[Times]  # one per request, by number
 
 
 def answer_of_rounds(prompt: int, limit: int, rounds: Sequence[Round], drafts: int) -> RecordedAnswer:
     """An answer from the rounds of one decoding with full chains (``rounds[0]`` is the prefill).
 
-    Rounds tell of the positions where they began; the positions that a round emitted take its confidences and outcome,
-    so that a stretch of text counts by its tokens, not by how few rounds it took.
+    All positions that a round emitted get its confidences and outcome, because a round shows only the draft at its
+    start. So a stretch of text counts by its tokens, no matter how few rounds it took.
     """
     confidences, held = np.zeros((0, drafts)), np.zeros(0, dtype=np.int64)
     for r in rounds[1:]:
@@ -111,9 +107,9 @@ def answer_of_rounds(prompt: int, limit: int, rounds: Sequence[Round], drafts: i
 
 
 def cycle(pool: Pool, count: int, arrivals: Array | None = None, seed: int | None = None) -> Load:
-    """``count`` requests that replay the pool's answers in turn, from a random one on (``seed`` None: the first).
+    """``count`` requests that replay the pool's answers in turn from a random one on (from the first without ``seed``).
 
-    Without ``arrivals`` all come at once.
+    Without ``arrivals``, all arrive at time 0.
     """
     size = len(pool.lengths)
     start = 0 if seed is None else int(np.random.default_rng(seed).integers(size))
@@ -121,23 +117,23 @@ def cycle(pool: Pool, count: int, arrivals: Array | None = None, seed: int | Non
 
 
 def poisson(rate: float, count: int, seed: int) -> Array:
-    """Arrivals [count] in seconds of a Poisson stream of ``rate`` requests a second."""
+    """Arrival times [count] in seconds of a Poisson stream of ``rate`` requests per second."""
     return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
 
 
 def simulate(
     pool: Pool,
     load: Load,
-    costs: Costs,
+    costs: TableCosts,
     policy: Policy | None,
     slots: int,
     drafts: int | None = None,
     prefill_tokens: int = 512,
 ) -> SimulatedRun:
-    """Serve ``load`` in ``slots`` at a time; ``policy`` None verifies whole chains.
+    """Serve ``load`` with ``slots``; without a ``policy``, whole chains are verified.
 
-    ``drafts`` of a chain at most (None: the pool's; 0: plain decoding). Arrivals ascend. Raises ``SimulationError``
-    for no slots, no request, or more drafts than were recorded.
+    A chain has at most ``drafts`` tokens (None: as many as recorded; 0: plain decoding). Arrivals must ascend. Raises
+    ``SimulationError`` without slots or requests, or for more drafts than were recorded.
     """
     if slots < 1 or prefill_tokens < 1 or not len(load.answers):
         raise SimulationError(
@@ -145,7 +141,7 @@ def simulate(
         )
     chain = pool.drafts if drafts is None else drafts
     if chain > pool.drafts:
-        raise SimulationError(f"drafts={chain}: the pool holds drafts of {pool.drafts} tokens")
+        raise SimulationError(f"drafts={chain}: the recorded drafts have only {pool.drafts} tokens")
     run = _Run(pool, load, costs, policy, slots, chain, prefill_tokens)
     while run.finished < len(load.answers):
         run.step()
@@ -153,13 +149,13 @@ def simulate(
 
 
 class _Run:
-    """State between steps; arrays of slots, [slots], and of requests, [n]."""
+    """The state between steps: arrays over the slots, [slots], and over the requests, [n]."""
 
     def __init__(
         self,
         pool: Pool,
         load: Load,
-        costs: Costs,
+        costs: TableCosts,
         policy: Policy | None,
         slots: int,
         chain: int,
@@ -167,7 +163,7 @@ class _Run:
     ) -> None:
         self.pool, self.load, self.costs, self.policy = pool, load, costs, policy
         self.chain, self.prefill_tokens = chain, prefill_tokens
-        self.request = np.full(slots, -1)  # number of the request in each slot, -1: none
+        self.request = np.full(slots, -1)  # number of the request in each slot; -1 if it is free
         self.answer = np.zeros(slots, dtype=np.int64)
         self.unread = np.zeros(slots, dtype=np.int64)  # prompt tokens not yet prefilled
         self.out = np.zeros(slots, dtype=np.int64)  # tokens emitted
@@ -177,7 +173,7 @@ class _Run:
         self.times_of = {name: np.zeros(count) for name in ("admitted", "first_token", "finished")}
 
     def step(self) -> None:
-        """Admit, prefill, draft, schedule, verify: one step of the engine."""
+        """One step of the engine: admit, prefill, draft, schedule, verify."""
         self._admit()
         began = self.now
         prefilled, prefill = self._prefill()
@@ -198,17 +194,12 @@ class _Run:
         self.steps.append(Step(began, len(slots), context, *counts, prefill, draft, schedule, verify))
 
     def times(self) -> list[Times]:
-        """By number of the request."""
-        tokens, arrivals = self.pool.lengths[self.load.answers], self.load.arrivals
-        columns = (
-            tokens,
-            arrivals,
-            *(self.times_of[name] for name in ("admitted", "first_token", "finished")),
-        )
+        """The times of each request, by number."""
+        columns = (self.pool.lengths[self.load.answers], self.load.arrivals, *self.times_of.values())
         return [Times(n, *row) for n, row in enumerate(zip(*(c.tolist() for c in columns), strict=True))]
 
     def _admit(self) -> None:
-        """Give free slots to those who wait, in order of arrival; where nobody is there, wait for the next."""
+        """Give free slots to waiting requests in order of arrival; if all slots are free, wait for the next arrival."""
         if not (self.request >= 0).any():
             self.now = max(self.now, float(self.load.arrivals[self.admitted]))
         arrived = int(np.searchsorted(self.load.arrivals, self.now, side="right"))
@@ -220,7 +211,7 @@ class _Run:
         self.times_of["admitted"][numbers] = self.now
 
     def _prefill(self) -> tuple[int, float]:
-        """Up to ``prefill_tokens`` of the prompts, first come first served; tokens and seconds."""
+        """Prefill up to ``prefill_tokens`` of the prompts, first come first served; returns tokens and seconds."""
         reading = np.flatnonzero((self.request >= 0) & (self.unread > 0))
         reading = reading[np.argsort(self.request[reading])]
         left = self.unread[reading]
@@ -232,15 +223,15 @@ class _Run:
         return tokens, seconds
 
     def _first_tokens(self) -> int:
-        """Prompts that are read emit their first token; how many."""
+        """Let requests whose prompt is prefilled emit their first token; returns how many do."""
         ready = np.flatnonzero((self.request >= 0) & (self.unread == 0) & (self.out == 0))
         self.out[ready] = 1
         self.times_of["first_token"][self.request[ready]] = self.now
         return len(ready)
 
     def _scheduled(self, slots: Array) -> tuple[Array, int, float, float]:
-        """Chain lengths [r], drafted tokens, and the seconds of drafting and scheduling."""
-        # A chain is never longer than what may still be emitted behind it.
+        """Chain lengths [r], number of drafted tokens, and the seconds of drafting and scheduling."""
+        # One more token is emitted behind a chain, and all of them must fit into the limit.
         room = np.minimum(self.pool.limits[self.answer[slots]] - self.out[slots] - 1, self.chain)
         width = int(room.max())
         if not width:
@@ -255,7 +246,7 @@ class _Run:
         return lengths, width * len(slots), self.costs.draft_seconds(len(slots), width), schedule
 
     def _verified(self, slots: Array, lengths: Array) -> tuple[int, int]:
-        """Emit what holds, at most to the answer's end; accepted drafts and emitted tokens."""
+        """Emit the drafts that hold, up to the answer's end; returns the numbers of accepted drafts and new tokens."""
         left = self.pool.lengths[self.answer[slots]] - self.out[slots]
         holds = np.minimum(lengths, self.pool.held[self._rows(slots)])
         new = np.minimum(holds + 1, left)
@@ -263,11 +254,11 @@ class _Run:
         return int(np.minimum(holds, left).sum()), int(new.sum())
 
     def _complete(self) -> Array:
-        """bool [slots]: the answer is out."""
+        """Whether all tokens of the answer are emitted, bool [slots]."""
         return self.out >= self.pool.lengths[self.answer]
 
     def _leave(self) -> None:
-        """Free the slots whose answers are complete."""
+        """Free the slots of complete answers."""
         done = np.flatnonzero((self.request >= 0) & (self.out > 0) & self._complete())
         self.times_of["finished"][self.request[done]] = self.now
         self.request[done] = -1
