@@ -108,17 +108,17 @@ def waiting(folder: Path, steps: int = 8) -> None:
     samples = Samples(folder, "train", Recipe(seed=0, anchors=32, drafts=7, decay=7.0))
     shares = StepShares(samples, Sharing(0, 4, 4, 1), rank=0)
     model = train_step.draft("grouped")
-    stream = read_ahead(shares, 0, steps + 1, workers=2, pin=False)
     waited = spent = 0.0
-    for step in range(steps + 1):
-        started = time.perf_counter()
-        micro = next(stream)
-        read = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16):
-            terms = model.loss(micro.batch, micro.blocks, micro.supervision, LossWeights(0.1, 0.9, 1.0))
-        terms.total.backward()
-        if step:  # the first step waits until the workers have started
-            waited, spent = waited + read - started, spent + time.perf_counter() - started
+    with read_ahead(shares, 0, steps + 1, workers=2, pin=False) as stream:
+        for step in range(steps + 1):
+            started = time.perf_counter()
+            micro = next(stream)
+            read = time.perf_counter()
+            with torch.autocast("cpu", torch.bfloat16):
+                terms = model.loss(micro.batch, micro.blocks, micro.supervision, LossWeights(0.1, 0.9, 1.0))
+            terms.total.backward()
+            if step:  # the first step waits until the workers have started
+                waited, spent = waited + read - started, spent + time.perf_counter() - started
     say(f"waiting for data: {waited / spent:.2%} of a train step of {spent / steps:.2f} s")
 
 

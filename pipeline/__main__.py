@@ -209,6 +209,7 @@ def _compose_and_run(cfg: DictConfig) -> None:
     try:
         config = resolve(cfg)
         ranks.adopt_environment()
+        ranks.end_with_launcher()
         # The processes that this one starts need not ask again.
         found = {} if ranks.STARTED in os.environ else preflight.of_steps(Ahead(config), _task())
         if not config.plan:

@@ -7,8 +7,10 @@ and the deepspeed launcher set. Slurm's variables are translated into these. Whe
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import signal
 import socket
 import sys
 import uuid
@@ -17,7 +19,8 @@ from contextlib import contextmanager
 
 from data_specs.errors import UserError
 
-STARTED = "DRAFTLINE_STARTED"  # set in the processes that ``start`` has started: they must not start more
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+STARTED = "DRAFTLINE_STARTED"  # in the processes that ``start`` has started: its process number
 SHUTDOWN_SECONDS = 60  # a rank that is asked to end first finishes its step and saves a checkpoint
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LOCAL_RANK_ARGUMENT = re.compile(r"--local[_-]rank=\d+")
@@ -122,7 +125,7 @@ def start(ranks: int, argv: Sequence[str]) -> int:
     # The processes inherit these. Two processes with two spinning threads each are 30 times slower than with one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ[STARTED] = "1"
+    os.environ[STARTED] = str(os.getpid())
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=ranks, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", max_restarts=0,
@@ -141,6 +144,14 @@ def start(ranks: int, argv: Sequence[str]) -> int:
     finally:
         del os.environ[STARTED]
     return 0
+
+
+def end_with_launcher() -> None:
+    """Have SIGTERM sent to this process when the one dies that started it as a rank, also by kill -9 (Linux alone)."""
+    if STARTED in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(os.environ[STARTED]):  # it died before it could be watched
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

@@ -13,7 +13,9 @@ import dataclasses
 import functools
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -254,8 +256,15 @@ class StepShares(Dataset[Micro]):
         return Micro(micro.batch, micro.blocks, micro.supervision, weight)
 
 
-def read_ahead(shares: StepShares, first: int, total: int, workers: int, pin: bool) -> Iterator[Micro]:
-    """Micro-batches of steps ``first`` to ``total`` - 1 in order, read by ``workers`` processes (0: by this one)."""
+@contextmanager
+def read_ahead(
+    shares: StepShares, first: int, total: int, workers: int, pin: bool
+) -> Iterator[Iterator[Micro]]:
+    """Micro-batches of steps ``first`` to ``total`` - 1 in order, read by ``workers`` processes (0: by this one).
+
+    The processes end with the block. Without it they would go on after an exception, whose traceback keeps the iterator
+    alive, and because they ignore SIGTERM, Python would wait for them for ever when it ends.
+    """
     micro_steps = shares.sharing.micro_steps
     loader = DataLoader(
         shares,
@@ -269,7 +278,15 @@ def read_ahead(shares: StepShares, first: int, total: int, workers: int, pin: bo
         multiprocessing_context="spawn" if workers else None,
         prefetch_factor=2 if workers else None,
     )
-    return iter(loader)
+    stream = iter(loader)
+    try:
+        yield stream
+    finally:
+        if workers:
+            readers: list[BaseProcess] = stream._workers  # type: ignore[attr-defined]  # torch has no public way
+            stream._shutdown_workers()  # type: ignore[attr-defined]
+            for reader in readers:
+                reader.kill()  # does nothing to those that have ended
 
 
 def _as_it_is(micro: Any) -> Any:

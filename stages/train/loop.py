@@ -171,9 +171,11 @@ class Run:
         total, every = self.setup.steps, self.config.train
         assert every.evaluate_every is not None, "chosen"
         pin = self.engine.device.type == "cuda"
-        stream = batches.read_ahead(self.setup.shares, first, total, every.workers, pin)
         title = f"training from step {first}" if first else "training"
-        with console.progress(title, total - first, enabled=ranks.is_main()) as bar:
+        with (
+            batches.read_ahead(self.setup.shares, first, total, every.workers, pin) as stream,
+            console.progress(title, total - first, enabled=ranks.is_main()) as bar,
+        ):
             for step in range(first, total):
                 if stop := self._step(step, stream):
                     self._save(step, layout)

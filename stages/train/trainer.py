@@ -126,6 +126,9 @@ class Trainer:
         path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
         if path is None:  # at another stage DeepSpeed returns None without raising
             raise RuntimeError(f"{folder}: DeepSpeed did not load this checkpoint")
+        if self.stage == 3:
+            # Loading leaves parameters whole, and the first step after an evaluation would end with "tracing error".
+            self._engine.empty_partition_cache()
 
     @contextmanager
     def gathered(self) -> Iterator[Draft]:

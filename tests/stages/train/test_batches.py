@@ -169,9 +169,11 @@ def equal(a: Micro, b: Micro) -> bool:
 def test_workers_read_what_the_main_process_reads_and_a_resume_goes_on(cached, workers: int) -> None:
     """Pitfalls 23 (spawned) and 34 (nothing to restore but the step)."""
     shares = StepShares(Samples(cached.cache.path, "train", COINS), Sharing(0, 3, 1, 2), rank=1)
-    here = list(read_ahead(shares, 0, 4, workers=0, pin=False))
+    with read_ahead(shares, 0, 4, workers=0, pin=False) as stream:
+        here = list(stream)
     assert len(here) == 8
-    spawned = list(read_ahead(shares, 2, 4, workers=workers, pin=False))
+    with read_ahead(shares, 2, 4, workers=workers, pin=False) as stream:
+        spawned = list(stream)
     assert len(spawned) == 4
     assert all(equal(a, b) for a, b in zip(spawned, here[4:], strict=True))
 

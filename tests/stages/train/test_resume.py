@@ -90,25 +90,12 @@ def test_killed_three_times(cached, unbroken: tuple[Artifact, float]) -> None:
     kill_for_sure(cached.config(**CHANGES), unbroken, kills=3, seed=0)
 
 
-@pytest.mark.parametrize("algorithm", tiny_cache.DRAFTERS)
-def test_every_drafter_goes_on(
-    cached,
-    made_cache: Path,
-    target_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    algorithm: str,
+def check_that_it_goes_on(
+    cached, configs: list[Config], whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupted after the second checkpoint; labels that are drawn are drawn again as they were."""
+    """The run of ``configs[0]`` is interrupted after its second checkpoint, that of ``configs[1]`` is not."""
     monkeypatch.setattr(loop.record, "plot", lambda _, path: path.touch())
-    shutil.copytree(made_cache, tmp_path / "whole")
-    configs = [
-        cached.config(algorithm),
-        tiny_cache.train_config(target_folder, tmp_path / "whole", algorithm),
-    ]
-    if algorithm == "dspark":
-        for config in configs:
-            config.drafter.confidence_label = "sampled"
+    shutil.copytree(Path(cached.store.root), whole)
     real, steps = checkpoints.complete, []
 
     def killed(folder: Path, step: int, layout: checkpoints.CheckpointLayout) -> checkpoints.Checkpoint:
@@ -124,10 +111,38 @@ def test_every_drafter_goes_on(
             loop.run_train(configs[0], cached.store, cached.cache)
     assert steps == [2, 4]
     ended = loop.run_train(configs[0], cached.store, cached.cache)
-    store = Store(tmp_path / "whole")
-    whole = loop.run_train(configs[1], store, store.resolve("cache", "tiny_chat"))
-    assert ended is not None and whole is not None
-    check_equal(ended, whole)
+    store = Store(whole)
+    undisturbed = loop.run_train(configs[1], store, store.resolve("cache", "tiny_chat"))
+    assert ended is not None and undisturbed is not None
+    check_equal(ended, undisturbed)
+
+
+@pytest.mark.parametrize("algorithm", tiny_cache.DRAFTERS)
+def test_every_drafter_goes_on(
+    cached, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """Labels that are drawn are drawn again as they were."""
+    whole = tmp_path / "whole"
+    configs = [cached.config(algorithm), tiny_cache.train_config(target_folder, whole, algorithm)]
+    if algorithm == "dspark":
+        for config in configs:
+            config.drafter.confidence_label = "sampled"
+    check_that_it_goes_on(cached, configs, whole, monkeypatch)
+
+
+@pytest.mark.parametrize("algorithm", ["dspark", "eagle3"])
+def test_zero_3_goes_on_after_an_evaluation(
+    cached, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """DeepSpeed left the loaded parameters whole, and the first step after an evaluation failed."""
+    whole = tmp_path / "whole"
+    configs = [
+        cached.config(algorithm, evaluate_every=1),
+        tiny_cache.train_config(target_folder, whole, algorithm, evaluate_every=1),
+    ]
+    for config in configs:
+        config.deepspeed.stage = 3
+    check_that_it_goes_on(cached, configs, whole, monkeypatch)
 
 
 @pytest.mark.slow
