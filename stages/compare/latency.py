@@ -1,12 +1,12 @@
-"""What share of a draft step goes from left to right, measured on this machine.
+"""Measures the sequential share of a draft step on this machine.
 
-A block drafter makes the states and the parallel logits of all its drafts in one pass (``begin``). What then goes from
-draft to draft (the sequential head, the confidence head, choosing the token) cannot be done side by side. The share is
+A block drafter computes the states and parallel logits of all its drafts in one pass (``begin``). The rest (sequential
+head, confidence head, choosing tokens) must go from draft to draft. Its share is
 
     1 - time of the parallel pass / time of the whole proposal
 
-as the median over pairs of calls made one right after the other, because a shared machine's speed drifts. A drafter
-of one token after another has no parallel pass, and a share near 1.
+and the result is the median over pairs of consecutive calls, because the speed of a shared machine drifts. An
+autoregressive drafter has no parallel pass, so its share is near 1.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ CALLS, WARM_UP = 30, 3
 def measure(draft: Model, calls: int = CALLS, seed: int = 0) -> StepShare:
     """Time ``calls`` pairs of parallel pass and whole proposal after ``CONTEXT`` random positions.
 
-    ``draft`` is on the device and in the type that it would serve in.
+    ``draft`` must already be on the device and in the dtype in which it would serve.
     """
     state = _context(draft, seed)
     anchor = torch.tensor([1], device=draft.lm_head.weight.device)
 
-    def parallel() -> None:
-        draft.begin([state], anchor)
+    def seconds(call: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        call()
+        if anchor.is_cuda:
+            torch.cuda.synchronize(anchor.device)
+        return time.perf_counter() - began
 
-    def whole() -> None:
-        draft.propose(state, 1, Sampler(temperature=0.0))
+    def pair() -> tuple[float, float]:
+        return seconds(lambda: draft.begin([state], anchor)), seconds(
+            lambda: draft.propose(state, 1, Sampler())
+        )
 
-    for _ in range(WARM_UP):
-        parallel()
-        whole()
-    pairs = [(_seconds(parallel, anchor), _seconds(whole, anchor)) for _ in range(calls)]
-    return from_pairs(pairs)
+    return from_pairs([pair() for _ in range(WARM_UP + calls)][WARM_UP:])
 
 
 def from_pairs(pairs: list[tuple[float, float]]) -> StepShare:
-    """Medians of (parallel, whole) seconds."""
+    """The medians over pairs of (parallel, whole) seconds."""
     share = median(1 - parallel / whole for parallel, whole in pairs)
     return StepShare(
         draft_ms=1000 * median(whole for _, whole in pairs),
@@ -59,7 +61,7 @@ def from_pairs(pairs: list[tuple[float, float]]) -> StepShare:
 
 
 def _context(draft: Model, seed: int) -> Any:
-    """A state with ``CONTEXT`` observed positions of random states: their values do not matter to the time."""
+    """A state with ``CONTEXT`` observed positions; their hidden states are random, which does not affect the time."""
     weight, config = draft.lm_head.weight, draft.config
     generator = torch.Generator().manual_seed(seed)
     taps = len(config.target_layer_ids) * config.hidden_size
@@ -68,12 +70,3 @@ def _context(draft: Model, seed: int) -> Any:
     state = draft.start()
     draft.observe(state, torch.ones(CONTEXT, dtype=torch.int64, device=weight.device), hidden, last)
     return state
-
-
-def _seconds(call: Callable[[], None], where: torch.Tensor) -> float:
-    """Time of ``call`` with what it left running on a GPU."""
-    began = time.perf_counter()
-    call()
-    if where.is_cuda:
-        torch.cuda.synchronize(where.device)
-    return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What ``plan=true`` prints for a comparison: runs, steps, time and disk."""
+"""Prints the plan of a comparison (``plan=true``): runs, steps, time and disk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pipeline.config import Config, TargetConfig
 from pipeline.target.model import Target
 from stages.compare.variants import Comparison
 
-CONTEXT, TOKENS = 64, 8  # of the decoding that is timed
+CONTEXT, TOKENS = 64, 8  # positions before and tokens of the decoding that is timed
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What training one variant takes; the stage train worked it out."""
+    """The cost of training one variant, as the stage train computes it."""
 
     steps: int
     seconds: float
@@ -27,7 +27,7 @@ class Cost:
 
 
 def show_plan(config: Config, layout: Comparison, costs: dict[str, Cost], root: Path) -> None:
-    """Print a line a variant and the sums; decodes a few tokens to time the target, and makes nothing."""
+    """Print one line per variant, and the totals. Decodes a few tokens to time the target; writes nothing."""
     token = token_seconds(config.target)
     rows, evaluating = [], 0.0
     for name, variant in layout.variants.items():
@@ -40,17 +40,17 @@ def show_plan(config: Config, layout: Comparison, costs: dict[str, Cost], root: 
     training, size = sum(c.seconds for c in costs.values()), sum(c.size for c in costs.values())
     free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
     console.say(
-        f"{len(rows)} runs, {sum(c.steps for c in costs.values()):,} steps: about {console.duration(training)} of "
-        f"training (from FLOPs and this machine's matmul speed), at most {console.duration(evaluating)} of "
-        f"evaluating ({1000 * token:.0f} ms a token, one token a pass); {console.size(size)} of drafts, "
-        f"{console.size(free)} free. What is there already is not done again. Nothing was done."
+        f"{len(rows)} runs with {sum(c.steps for c in costs.values()):,} steps: about {console.duration(training)} of "
+        f"training (from FLOPs and this machine's matmul speed) and at most {console.duration(evaluating)} of "
+        f"evaluation ({1000 * token:.0f} ms per token, one token per pass). The drafts take {console.size(size)}; "
+        f"{console.size(free)} are free. Drafts and evaluations that exist are not made again. Nothing was done."
     )
 
 
 def decoded_tokens(config: Config) -> int:
-    """Tokens that an evaluation decodes at most, plain decoding included.
+    """The most tokens that an evaluation decodes, including plain decoding.
 
-    Without a limit on prompts (``evaluate.prompts=null``) it is not known before they are read: 0.
+    It is 0 without a limit on prompts (``evaluate.prompts=null``), because their number is then unknown.
     """
     evaluate = config.evaluate
     prompts = (evaluate.prompts or 0) * len(evaluate.benchmarks)
@@ -66,6 +66,6 @@ def token_seconds(target: TargetConfig) -> float:
     one = torch.ones(1, 1, dtype=torch.int64, device=model.device)
     began = time.perf_counter()
     for _ in range(TOKENS):
-        # A token is chosen from the logits: reading the choice waits for the device, as decoding does.
+        # Reading the chosen token waits for the device, as decoding does.
         int(model.logits(model.run(one, cache=cache).last_hidden[:, -1]).argmax())
     return (time.perf_counter() - began) / TOKENS

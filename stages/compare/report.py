@@ -14,14 +14,14 @@ from pipeline.store.artifacts import Artifact
 
 
 def write_report(folder: Path, result: ComparisonResult) -> None:
-    """Write ``result`` (of run.py) into ``folder`` in every form."""
+    """Write ``result`` into ``folder`` in every form."""
     write_comparison(folder, result)
     write_markdown(folder / MARKDOWN, title(result), sections(result))
     (folder / PAGE).write_text(html(page(result)), encoding="utf-8")
 
 
 def show(artifact: Artifact) -> None:
-    """The last screen, from the stored result: tables, artifact, and what to type next."""
+    """Print the last screen from the stored result: tables, artifact, and what to type next."""
     result = read_comparison(artifact.path)
     show_sections(sections(result))
     console.panel(

@@ -1,8 +1,7 @@
 """``stage=compare``: the evaluations of all variants -> a versioned comparison.
 
-Training and evaluating the variants is the business of the stages train and evaluate, which pipeline/__main__.py
-runs one after the other; what they have made is found again by its fingerprint, so that a comparison which was
-killed goes on where it was.
+pipeline/__main__.py runs the stages train and evaluate for one variant after the other. Their artifacts are found again
+by fingerprint, so a comparison that was killed goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ Made = dict[str, Parts]  # variant -> its parts
 
 
 def run_compare(config: Config, store: Store, layout: Comparison, made: Made) -> Artifact:
-    """Put the evaluations of ``made`` side by side as ``layout`` says; the comparison may be there already.
+    """Put the evaluations of ``made`` side by side as ``layout`` says; returns the comparison, new or reused.
 
-    Raises ``PairingError`` where the variants of a table or figure share no prompts.
+    Raises ``PairingError`` if the variants of a table or figure have no prompt in common.
     """
     parents = {name: parts["evaluation"].manifest.fingerprint for name, parts in made.items()}
     inputs = fingerprint(SCHEMA_VERSION, section(config.compare), config.evaluate.bootstrap, parents)
     found = store.find(KIND, inputs)
     if found is not None and is_main():
-        console.say(f"the comparison is already there: {found.reference} ({found.path})")
-    artifact = found or _commit(config, store, layout, made, inputs)
+        console.say(f"Reusing the comparison {found.reference} ({found.path})")
+    artifact = found or _commit(config, store, layout, made, inputs, parents)
     if is_main():
         show(artifact)
     return artifact
 
 
 def make_variants(layout: Comparison, cache: Artifact, make: Callable[[Config, Parts], None]) -> Made:
-    """``make`` a draft and an evaluation of every variant, one variant after the other, from ``cache``."""
+    """Call ``make`` for one variant after the other; it trains a draft from ``cache`` and evaluates it."""
     made: Made = {}
     for number, (name, variant) in enumerate(layout.variants.items(), 1):
         if is_main():
@@ -65,13 +64,14 @@ def make_variants(layout: Comparison, cache: Artifact, make: Callable[[Config, P
         length = counts.get("accepted_length")
         if length is not None and is_main():
             console.say(f"{name}: accepted length {length:.2f} on {counts['prompts']} prompts")
-        gc.collect()  # A draft, its optimizer and a target of one variant at a time fit the memory.
+        gc.collect()  # The memory holds the draft, optimizer and target of one variant only.
     return made
 
 
-def _commit(config: Config, store: Store, layout: Comparison, made: Made, inputs: str) -> Artifact:
-    """Make the comparison of the fingerprint ``inputs`` and commit it, by one of the ranks."""
-    parents = {name: parts["evaluation"].manifest.fingerprint for name, parts in made.items()}
+def _commit(
+    config: Config, store: Store, layout: Comparison, made: Made, inputs: str, parents: dict[str, str]
+) -> Artifact:
+    """Let one of the ranks make and commit the comparison with the fingerprint ``inputs``."""
     recorded = {name: section(getattr(config, name)) for name in ("target", "train", "evaluate", "compare")}
     name = f"{config.target.name}_{config.compare.name}"
     work = begin_once(store, KIND, name, SCHEMA_VERSION, inputs, parents, recorded)
@@ -82,24 +82,19 @@ def _commit(config: Config, store: Store, layout: Comparison, made: Made, inputs
     def finish() -> dict[str, Any]:
         result = compare(config, layout, made)
         write_report(folder, result)
-        return _counts(result)
+        average = result.table.rows[result.table.order[-1]]
+        return {
+            "variants": len(result.order),
+            "steps": result.facts.steps,
+            "prompts": result.table.prompts,
+            "accepted_length": max(figure.value or 0.0 for figure in average.accepted_length.values()),
+        }
 
     return commit_once(store, work, finish)
 
 
-def _counts(result: ComparisonResult) -> dict[str, Any]:
-    """What the manifest says: how much was compared, and the greatest accepted length of the table."""
-    table = result.table
-    return {
-        "variants": len(result.order),
-        "steps": result.facts.steps,
-        "prompts": table.prompts,
-        "accepted_length": max(f.value or 0.0 for f in table.rows[table.order[-1]].accepted_length.values()),
-    }
-
-
 def compare(config: Config, layout: Comparison, made: Made) -> ComparisonResult:
-    """Everything that the report shows, as comparison.json holds it."""
+    """The contents of comparison.json."""
     measured = {
         name: VariantEvaluation(
             read_rounds(made[name]["evaluation"].path), supervised(variant.config.drafter).drafts
@@ -127,7 +122,7 @@ def compare(config: Config, layout: Comparison, made: Made) -> ComparisonResult:
 
 
 def _latencies(config: Config, layout: Comparison, made: Made) -> dict[str, StepShare]:
-    """Variant of a figure that asks for it -> the time of its draft step."""
+    """Variant -> the time of its draft step, for the figures that ask for it."""
     asked = [lines for name, lines in layout.figures.items() if config.compare.figures[name].latency]
     names = list(dict.fromkeys(v for lines in asked for variants in lines.values() for v in variants))
     if not names:
@@ -137,7 +132,7 @@ def _latencies(config: Config, layout: Comparison, made: Made) -> dict[str, Step
     with console.progress("timing draft steps", len(names)) as bar:
         for name in names:
             draft = load(made[name]["draft"].path, tensors).to(device=device, dtype=tensors.head.dtype)
-            assert isinstance(draft, Model), "what the registry makes"
+            assert isinstance(draft, Model), "every draft of the registry is one"
             found[name] = measure(draft, seed=config.seed)
             bar.advance(1, name)
     return found

@@ -1,7 +1,7 @@
-"""The figures of a comparison from the rounds of its evaluations: what comparison.json holds.
+"""Computes the table and figures of a comparison from the rounds of its evaluations.
 
-Every table and figure counts the prompts only that all of its variants answered. Each benchmark is resampled by a
-seed of its own, the same for all variants (stages/compare/pairing.py says why).
+Each of them counts only the prompts that all of its variants answered. Each benchmark has its own bootstrap seed, which
+is the same for all variants (pairing.py says why).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_specs.results.comparison import ComparisonFigure, ComparisonTable, SpeedRow, StepShare, TableRow
-from data_specs.results.summary import Figure
 from pipeline.acceptance import Array, Figures, average, estimate, figures, summary
 from pipeline.report.model import MACRO
 from stages.compare.pairing import common
@@ -25,7 +24,7 @@ class VariantEvaluation:
     """The evaluation of one variant."""
 
     rounds: pa.Table
-    positions: int  # drafts a round, at most
+    positions: int  # drafts in a round, at most
 
 
 def main_table(
@@ -34,9 +33,9 @@ def main_table(
     resamples: int,
     variants: Mapping[str, str],
 ) -> ComparisonTable:
-    """Accepted length by benchmark and drafter, its ratio to the first drafter's, speed, acceptance by position.
+    """Accepted length, its ratio to the first drafter's, speed and acceptance by position, for all drafters.
 
-    ``variants``: drafter -> the variant that stands for it.
+    ``variants`` maps each drafter to the variant that stands for it.
     """
     rounds = common({name: m.rounds for name, m in measured.items()})
     positions = {name: m.positions for name, m in measured.items()}
@@ -54,13 +53,18 @@ def main_table(
     if len(first) > 1:
         rows[MACRO] = _row(macro, reference, total)
     told = {name: summary(metrics) for name, metrics in macro.items()}
+    # Few rounds reach late positions, and an average over benchmarks would give one of them the weight of many.
+    conditional = {
+        name: summary(figures(table, positions[name], resamples).metrics).conditional
+        for name, table in rounds.items()
+    }
     speed = [field.name for field in fields(SpeedRow)]
     return ComparisonTable(
         drafters=list(measured),
         order=list(rows),  # JSON objects are written with sorted keys
         rows=rows,
         prompts=total,
-        conditional={name: _conditional(rounds[name], positions[name], resamples) for name in measured},
+        conditional=conditional,
         speed={name: SpeedRow(*(getattr(found, key) for key in speed)) for name, found in told.items()},
         variants=dict(variants),
     )
@@ -68,7 +72,7 @@ def main_table(
 
 @dataclass(frozen=True)
 class FigureAsked:
-    """A figure of the configuration: what varies, at which values, and the variants of each drafter at them."""
+    """A figure to make: the key that varies, its values, and the variant of each drafter for each value."""
 
     title: str
     key: str
@@ -83,7 +87,7 @@ def figure(
     resamples: int,
     latency: dict[str, list[StepShare]] | None = None,
 ) -> ComparisonFigure:
-    """Macro-averaged accepted length of every drafter at each of the values ``asked``."""
+    """Macro-averaged accepted length of every drafter at each value of the figure."""
     pairs = {name: zip(asked.values, line, strict=True) for name, line in lines.items()}
     places = {f"{name} {value}": m for name, line in pairs.items() for value, m in line}
     rounds = common({place: m.rounds for place, m in places.items()})
@@ -105,7 +109,7 @@ def figure(
 def _parts(
     rounds: dict[str, pa.Table], positions: dict[str, int], benchmarks: Sequence[str], resamples: int
 ) -> dict[str, dict[str, Figures]]:
-    """Variant -> benchmark (of those with rounds) -> figures, with the same resamples in all variants."""
+    """Variant -> benchmark (if it has rounds) -> figures, with the same resamples in all variants."""
     return {
         name: {
             benchmark: figures(part, positions[name], resamples, seed)
@@ -116,16 +120,8 @@ def _parts(
     }
 
 
-def _conditional(rounds: pa.Table, positions: int, resamples: int) -> list[Figure]:
-    """Conditional acceptance by position over the prompts of all benchmarks together.
-
-    Late positions are reached by few rounds: an average over benchmarks would give one round the weight of many.
-    """
-    return summary(figures(rounds, positions, resamples).metrics).conditional
-
-
 def _row(metrics: dict[str, dict[str, Array]], reference: str, prompts: int) -> TableRow:
-    """Accepted length of every drafter, and its ratio to the reference's, resample by resample."""
+    """Accepted length of every drafter and its ratio to the reference's, taken resample by resample."""
     lengths = {name: found["accepted_length"] for name, found in metrics.items()}
     return TableRow(
         accepted_length={name: estimate(values) for name, values in lengths.items()},
@@ -135,10 +131,7 @@ def _row(metrics: dict[str, dict[str, Array]], reference: str, prompts: int) -> 
 
 
 def paired_ratio(values: Array, reference: Array) -> Array:
-    """Quotient [1+R] of two drafters' figures: of the values, and of each resample, which has the same prompts.
-
-    NaN where the reference has no value.
-    """
+    """Quotient [1+R] of two drafters' figures: of their values, and of each of R resamples. NaN without a reference."""
     assert values.shape == reference.shape, "both are figures of the same prompts and resamples"
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(reference > 0, values / reference, np.nan)

@@ -1,8 +1,8 @@
-"""The variants of a comparison: which drafts are trained, each with the whole config of a run of its own.
+"""The variants of a comparison: the drafts to train, each with the whole config of its own run.
 
-A drafter is a list of Hydra overrides (``compare.drafters``), so that it may choose config groups. The table has
-one variant a drafter, a figure one for each drafter and value of its key. Variants that come to the same draft
-are one: the depth 2 of a figure is the table's own where that has depth 2.
+A drafter is a list of Hydra overrides (``compare.drafters``), so it may choose config groups. The table has one variant
+per drafter, and a figure has one per drafter and value of its key. Variants that train the same draft are merged: if
+the table's draft has depth 2, it also stands for depth 2 in a figure.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from data_specs.errors import UserError
 from pipeline.config import Config, ConfigError, explained, resolve
 from pipeline.store.artifacts import NAME
 
-Compose = Callable[[list[str]], DictConfig]  # the run's own overrides and these -> the composed config
+Compose = Callable[
+    [list[str]], DictConfig
+]  # more overrides -> the composed config of the run with these added
 
-# What the variants may differ in; all else is equal, or they would not be compared on equal data and steps.
+# Variants may differ in these keys only, so that they are compared on equal data and steps.
 FREE = (
     "stage", "compare", "drafter", "train.lr", "train.betas", "train.weight_decay", "train.warmup", "train.min_lr",
     "train.clip", "evaluate.prompts", "evaluate.baseline", "evaluate.chunk_prompts",
@@ -36,7 +38,7 @@ FREE = (
 class Variant:
     """One draft of a comparison."""
 
-    name: str  # with the target's name that of its draft
+    name: str  # its draft is named after it and the target
     overrides: tuple[str, ...]
     config: Config
 
@@ -53,17 +55,22 @@ class Comparison:
 def lay_out(config: Config, compose: Compose) -> Comparison:
     """All variants that ``config.compare`` asks for, each composed and checked.
 
-    Raises ``ConfigError`` that names the variant and the key: an override that cannot be, a contradiction in
-    what it makes, a difference in data or steps.
+    Raises ``ConfigError`` naming variant and key for an override that does not compose, for a contradiction between
+    settings, and for a difference in data or steps.
     """
     compare = config.compare
     variants: dict[str, Variant] = {}
-    # Composing takes a quarter of a second: a figure's variants are copies of one that differ in a value.
+    # Composing takes a quarter of a second, so the variants of a figure are copies of one config.
     once = functools.cache(lambda overrides: compose(list(overrides)))
 
     def placed(drafter: str, name: str, more: list[str], values: dict[str, int]) -> str:
-        overrides = (*compare.drafters[drafter], *more)
-        return _add(variants, _variant(config, name, overrides, values, once))
+        """Add the variant, unless one that trains the same draft exists; returns the name of that variant."""
+        new = _variant(config, name, (*compare.drafters[drafter], *more), values, once)
+        made = _draft(new.config)
+        same = next((name for name, other in variants.items() if _draft(other.config) == made), None)
+        if same is None:
+            variants[new.name] = new
+        return same or new.name
 
     table = {drafter: placed(drafter, drafter, compare.table_overrides, {}) for drafter in compare.table}
     figures = {
@@ -78,22 +85,13 @@ def lay_out(config: Config, compose: Compose) -> Comparison:
 
 @functools.cache
 def composed_variants(task: tuple[str, ...]) -> Comparison:
-    """``lay_out`` of the run whose Hydra overrides are ``task``. To be called while Hydra runs it."""
+    """``lay_out`` for the run whose Hydra overrides are ``task``; works only while Hydra runs it."""
     base = resolve(hydra.compose("config", list(task)))
     return lay_out(base, lambda more: hydra.compose("config", [*task, *more]))
 
 
-def _add(variants: dict[str, Variant], variant: Variant) -> str:
-    """The name of the variant that makes the same draft as ``variant``, which is added where there is none."""
-    made = _draft(variant.config)
-    same = next((name for name, other in variants.items() if _draft(other.config) == made), None)
-    if same is None:
-        variants[variant.name] = variant
-    return same or variant.name
-
-
 def _draft(config: Config) -> dict[str, Any]:
-    """All that decides what draft comes out, without its name."""
+    """All settings that affect the trained draft, without its name."""
     values = dataclasses.asdict(config)
     del values["evaluate"], values["drafter"]["name"]
     return values
@@ -102,8 +100,10 @@ def _draft(config: Config) -> dict[str, Any]:
 def _variant(
     base: Config, name: str, overrides: tuple[str, ...], values: dict[str, int], compose: Any
 ) -> Variant:
-    """The variant that ``overrides`` compose, with ``values`` at their keys."""
-    told = _last(*overrides, *(f"{key}={value}" for key, value in values.items()))
+    """The variant composed from ``overrides``, with ``values`` set at their keys."""
+    every = (*overrides, *(f"{key}={value}" for key, value in values.items()))
+    last = {item.partition("=")[0]: item for item in every}
+    told = tuple(item for item in every if last[item.partition("=")[0]] == item)
     where = f"compare: variant {name} ({' '.join(told)})"
     if not NAME.fullmatch(name):
         raise ConfigError(f"{where}: expected a name of letters, digits, dot, dash or underscore")
@@ -118,14 +118,8 @@ def _variant(
     return Variant(name, told, config)
 
 
-def _last(*overrides: str) -> tuple[str, ...]:
-    """``overrides`` without those whose key comes again."""
-    last = {item.partition("=")[0]: item for item in overrides}
-    return tuple(item for item in overrides if last[item.partition("=")[0]] == item)
-
-
 def _check_equal(base: Config, config: Config, where: str) -> None:
-    """Refuse a difference in anything that is not ``FREE``."""
+    """Refuse a difference in any key that is not ``FREE``."""
     theirs = dict(_flat(dataclasses.asdict(config)))
     for key, value in _flat(dataclasses.asdict(base)):
         if theirs.get(key) != value and not any(key == free or key.startswith(f"{free}.") for free in FREE):

@@ -1,4 +1,4 @@
-"""What stage=evaluate can know before it begins: its benchmarks, its draft, prompts for the calibration."""
+"""Preflight of stage=evaluate: its draft, its benchmarks, the prompts for the calibration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.target.tensors import load_tensors
 
 
 def checks(ahead: Ahead) -> list[Check]:
-    """All that the evaluation of ``ahead`` will need; nothing of it where that evaluation is there already."""
+    """Checks of what the evaluation of ``ahead`` needs; only the draft's if that evaluation exists already."""
     jobs: list[EvaluationJob] = []
 
     def draft() -> str:
@@ -29,19 +29,19 @@ def checks(ahead: Ahead) -> list[Check]:
     found = [checked("draft to evaluate", draft)]
     there = ahead.store.find(KIND, jobs[0].fingerprint) if jobs else None
     if there is not None:
-        return [*found, Check("evaluation", "ok", f"is already there: {there.reference}")]
+        return [*found, Check("evaluation", "ok", f"exists already: {there.reference}")]
     reported: set[str] = set()
     found += benchmark_checks(ahead.config, reported)
     if problems(found):
-        return [*found, Check("calibration", "not checked", "that needs the draft and the benchmarks")]
+        return [*found, Check("calibration", "not checked", "this check needs the draft and the benchmarks")]
     return [*found, checked("calibration", lambda: calibration(ahead, jobs[0] if jobs else None, reported))]
 
 
 def calibration(ahead: Ahead, job: EvaluationJob | None, reported: Collection[str]) -> str:
-    """What it will be fitted on; ``TooFewError`` where that cannot be enough, unless null lets a draft go without.
+    """The prompts to fit on, which may be neither in ``reported`` nor among those that the draft was trained on.
 
-    None of the prompts may be among those ``reported``, or those that the draft was trained on.
-    ``job``: None where the draft is still to come, whose confidence head then stands in the config.
+    Raises ``TooFewError`` if they cannot be enough, unless ``evaluate.calibrate`` is null. ``job`` is None if the draft
+    is not trained yet; then the config says whether it has a confidence head.
     """
     config = ahead.config
     if job is None:
@@ -49,20 +49,22 @@ def calibration(ahead: Ahead, job: EvaluationJob | None, reported: Collection[st
     else:
         is_wanted = job.calibration is not None
     if not is_wanted:
-        return "none is wanted"
+        return "not needed"
     trained: frozenset[str] | None = None
     if job is not None:
         if places := calibrations(ahead.store, job.draft, job.parents["draft"]):
-            return f"{places[0] / CALIBRATION} is there"
+            return f"{places[0] / CALIBRATION} exists"
         trained = trained_keys(ahead.store, ahead.draft())
     with_tools = reads_tools(load_tokenizer(locate(config.target), config.target))
     wanted, unwanted = config.evaluate.calibration_prompts, {*reported, *(trained or ())}
     try:
         prompts = heldout_prompts(config.data, wanted, unwanted, with_tools)
         most = config.evaluate.max_new_tokens * sum(m["role"] == "user" for p in prompts for m in p.messages)
-        check_rounds(most, len(prompts), config.data.name)  # a round gives one token at least
+        check_rounds(most, len(prompts), config.data.name)  # every round emits at least one token
     except TooFewError as error:
-        if config.evaluate.calibrate or job is None:  # before training more can still be held out
+        if (
+            config.evaluate.calibrate or job is None
+        ):  # before the training, the user can still hold out more prompts
             raise
-        return f"none will be made: {error}"
+        return f"the draft will not be calibrated: {error}"
     return f"{len(prompts)} held-out prompts of {config.data.name}"

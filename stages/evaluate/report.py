@@ -13,10 +13,7 @@ from pipeline.store.lineage import made_of_draft
 
 
 def write_report(work: Work, store: Store, result: Summary) -> None:
-    """Write ``result`` into the working folder in every form.
-
-    The page also shows the latest study of the draft.
-    """
+    """Write ``result`` into the working folder in every form; the page also shows the latest study of the draft."""
     write_summary(work.path, result)
     evaluation = in_the_making(work, result, store)
     write_markdown(work.path / MARKDOWN, evaluation.title, evaluation_sections(evaluation))
@@ -25,6 +22,6 @@ def write_report(work: Work, store: Store, result: Summary) -> None:
 
 
 def show(artifact: Artifact) -> None:
-    """The last screen, from the stored summary: tables, artifact, and what to type next."""
+    """Print the last screen from the stored summary: tables, artifact, and what to type next."""
     one = Evaluation(artifact.reference, read_summary(artifact.path), artifact.manifest.created)
     show_evaluation("Evaluation", evaluation_sections(one), artifact, "every round")

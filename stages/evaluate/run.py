@@ -1,8 +1,8 @@
 """``stage=evaluate``: speculative decoding on benchmarks -> a versioned evaluation.
 
 A unit of work is one chunk of the prompts of one benchmark, written as one Parquet file. The ranks share the units, and
-the rerun of a killed evaluation makes only the missing ones. The calibration's held-out prompts are answered before
-the benchmarks, and the answers that a threshold of the sweep changes after them; they are units of work too.
+the rerun of a killed evaluation makes only the missing ones. Before the benchmarks, units answer held-out prompts for
+the calibration; after them, units answer again the prompts whose answers a threshold of the sweep changes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from rich.markup import escape
 
@@ -63,7 +64,7 @@ FILES = (
     f"{ROUNDS}/*.parquet", f"{HELDOUT_ROUNDS}/*.parquet", f"{SWEEP_ROUNDS}/*/*.parquet", "*.json", "*.md", "*.html",
     "*.png",
 )  # fmt: skip
-BYTES_A_ROUND = 40  # of a compressed round table, measured
+BYTES_A_ROUND = 40  # in a compressed round table, measured
 
 
 def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifact | None:
@@ -84,7 +85,7 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
         if (found := store.find(KIND, job.fingerprint)) is None:
             return _evaluate(config, store, draft, job, prompts)
     if is_main():
-        console.say(f"evaluation of {job.name} is already there: {found.reference} ({found.path})")
+        console.say(f"Reusing the evaluation of {job.name}: {found.reference} ({found.path})")
         show(found)
     if config.evaluate.calibrate and (why := read_summary(found.path).calibration_refused):
         raise TooFewError(why)
@@ -92,7 +93,7 @@ def run_evaluate(config: Config, store: Store, draft: Artifact | Path) -> Artifa
 
 
 def _speaker(config: Config, job: EvaluationJob) -> Speaker:
-    """Target and draft. That they fit is checked first, because it is cheap."""
+    """Load target and draft; the cheap check that they fit comes first."""
     tensors = load_tensors(config.target)
     check_fit(job.draft, tensors)
     if config.evaluate.threshold > 0 and not read_config(job.draft).enable_confidence_head:
@@ -101,7 +102,7 @@ def _speaker(config: Config, job: EvaluationJob) -> Speaker:
         )
     draft = load(job.draft, tensors)
     _compare_head(draft, tensors)
-    # A draft without taps (MTP) reads final states only; the target's default taps do no harm.
+    # A draft without taps (MTP) reads final states only, so it ignores the target's default taps.
     target = Target.load(config.target, list(draft.config.target_layer_ids) or None)
     check_same(target, tensors)
     return Speaker(
@@ -124,9 +125,7 @@ def _compare_head(draft: Model, tensors: TargetTensors) -> None:
     head = head_rows(draft, tensors.head)
     for name, theirs in (("embed_tokens.weight", tensors.embedding), ("lm_head.weight", head)):
         if not torch.equal(own[name].to(theirs.dtype), theirs):
-            console.say(
-                f"warning: {name} of the draft is not the target's: was it trained for another target?"
-            )
+            console.say(f"warning: {name} is not the target's; was the draft trained for another one?")
 
 
 def _evaluate(
@@ -135,7 +134,8 @@ def _evaluate(
     recorded: dict[str, Any] = {name: section(getattr(config, name)) for name in ("target", "evaluate")}
     recorded |= {"seed": config.seed, "sampler": job.sampler.effective()}
     work = store.begin(KIND, job.name, SCHEMA_VERSION, job.fingerprint, job.parents, recorded)
-    for part in (ROUNDS, *_more_rounds(config, job)):
+    heldout = [HELDOUT_ROUNDS] if job.calibration is not None else []
+    for part in (ROUNDS, *heldout, *(sweep.folders() if config.evaluate.sweep else [])):
         (work.path / part).mkdir(exist_ok=True)
     speaker = _speaker(config, job)
     refused = None
@@ -143,14 +143,13 @@ def _evaluate(
         others = calibrations(store, job.draft, job.parents["draft"]) if job.calibration else []
         refused = _decode(config, work, job, speaker, prompts, others, unwanted(store, draft, prompts))
     facts = _facts(config, store, draft, job, speaker, prompts)
-    positions = speaker.draft.max_drafts
 
     def finish() -> dict[str, Any]:
         for left in work.path.glob(f"{ROUNDS}/.*.tmp"):  # of killed runs
             left.unlink()
-        sections = _sections(config, work, job, speaker, refused)
         rounds = read_rounds(work.path)
-        result = summarise(rounds, facts, positions, config.evaluate.bootstrap, **sections)
+        sections = _sections(config, work, job, speaker, rounds, refused)
+        result = summarise(rounds, facts, speaker.draft.max_drafts, config.evaluate.bootstrap, **sections)
         write_report(work, store, result)
         return counts_of(result)
 
@@ -163,14 +162,9 @@ def _evaluate(
     return artifact
 
 
-def _more_rounds(config: Config, job: EvaluationJob) -> list[str]:
-    """The folders of rounds other than those of the benchmarks."""
-    return [HELDOUT_ROUNDS] * (job.calibration is not None) + sweep.folders() * config.evaluate.sweep
-
-
 @contextmanager
 def _unless_committed(work: Work) -> Iterator[None]:
-    """Leave the block without an error if another rank has committed the evaluation: the working folder is gone."""
+    """Suppress the errors of the block if another rank has committed the evaluation and so moved the working folder."""
     try:
         yield
     except (FileNotFoundError, EvaluationError):
@@ -180,11 +174,11 @@ def _unless_committed(work: Work) -> Iterator[None]:
 
 def _decode(
     config: Config, work: Work, job: EvaluationJob, speaker: Speaker, prompts: dict[str, list[Prompt]],
-    others: list[Path], unwanted: Collection[str],
+    others: list[Path], not_these: Collection[str],
 ) -> str | None:  # fmt: skip
-    """Write every round of the evaluation, and the calibration that it needs, into the working folder.
+    """Write all rounds of the evaluation, and its calibration, into the working folder.
 
-    ``others``, ``unwanted``: see ``calibrate.obtain``. Returns why there is no calibration where one was planned.
+    ``calibrate.obtain`` explains ``others`` and ``not_these``. Returns the reason if a planned calibration was refused.
     """
     refused = None
 
@@ -192,7 +186,7 @@ def _decode(
         _answer(config, work, part, speaker, prompts)
 
     if job.calibration is not None:
-        made = calibrate.obtain(config, job.calibration, work.path, others, speaker, unwanted, answer)
+        made = calibrate.obtain(config, job.calibration, work.path, others, speaker, not_these, answer)
         if isinstance(made, str):
             refused = made
         else:
@@ -204,13 +198,12 @@ def _decode(
 
 
 def _sections(
-    config: Config, work: Work, job: EvaluationJob, speaker: Speaker, refused: str | None
+    config: Config, work: Work, job: EvaluationJob, speaker: Speaker, rounds: pa.Table, refused: str | None
 ) -> dict[str, Any]:
-    """Calibration (or why it was ``refused``) and sweep as summary.json holds them, from the working folder's files."""
-    rounds = read_rounds(work.path)
+    """Calibration (or why it was ``refused``), sweep and profile for ``summarise``."""
     sections: dict[str, Any] = {"calibration_refused": refused} if refused else {}
     if speaker.draft.config.enable_confidence_head:
-        observe(rounds, speaker.draft.max_drafts)  # raises if a confidence is missing or no probability
+        observe(rounds, speaker.draft.max_drafts)  # raises if a confidence is missing or not a probability
     if job.calibration is not None and not refused:
         made = read_calibration(work.path, job.calibration.draft, speaker.draft.max_drafts)
         speaker = calibrate.calibrated(speaker, made)
@@ -225,9 +218,11 @@ def _sections(
 def _answer(
     config: Config, work: Work, part: str, speaker: Speaker, prompts: dict[str, list[Prompt]]
 ) -> None:
-    """Answer this process's share of ``prompts`` into the folder ``part``; return when every chunk is there."""
+    """Write this process's share of the answers into the folder ``part``; returns when all ranks are done."""
     size = config.evaluate.chunk_prompts
-    if speaker.batch > 1:  # two batches or more a chunk: at the end of a chunk the batch is not full
+    if (
+        speaker.batch > 1
+    ):  # at least two batches in a chunk, because the batch is not full at the end of a chunk
         size = max(size, 2 * speaker.batch)
     units = chunks(prompts, size)
     rounds = work.path / part
@@ -242,7 +237,7 @@ def _answer(
         return
     title = f"evaluate {work.name}" if part == ROUNDS else f"evaluate {work.name} ({part})"
     if is_main() and len(left) < len(units):
-        console.say(f"{title}: {len(units) - len(left)} of {len(units)} chunks are there already")
+        console.say(f"{title}: {len(units) - len(left)} of {len(units)} chunks are already answered")
     if part == ROUNDS:  # only the benchmarks are timed
         speaker.warm_up(units[left[0]][0])
         if speaker.batch > 1:
@@ -255,7 +250,7 @@ def _answer(
 
 
 def _rows(speaker: Speaker, prompts: list[Prompt], advance: Callable[[Prompt], None]) -> list[RoundRow]:
-    """Rows of the round table of ``prompts``, one at a time or several."""
+    """Rows of the round table of ``prompts``, answered one at a time or in batches."""
     if speaker.batch > 1:
         return dialogues.answer_together(speaker, prompts, advance)
     rows: list[RoundRow] = []
@@ -287,7 +282,7 @@ def _facts(
 def _show_plan(
     config: Config, job: EvaluationJob, prompts: dict[str, list[Prompt]], store: Store, draft: Artifact | Path
 ) -> None:
-    """Print prompts, tokens, bytes and time; the time is estimated from a few tokens that are decoded now."""
+    """Print prompts, tokens, bytes and the longest time, which is estimated from a few tokens decoded now."""
     speaker = _speaker(config, job)
     every = [prompt for listed in prompts.values() for prompt in listed]
     seconds = speaker.warm_up(every[0])
@@ -313,8 +308,8 @@ def _show_plan(
     ways = 2 if config.evaluate.baseline else 1
     free = shutil.disk_usage(next(p for p in (store.root, *store.root.absolute().parents) if p.exists())).free
     if config.evaluate.sweep:
-        console.say("evaluate.sweep decodes again what a threshold changes: up to nine times the benchmarks.")
+        console.say("evaluate.sweep decodes changed answers again: at most nine times the benchmarks.")
     console.say(
-        f"At {1000 * seconds:.0f} ms a token {console.duration(total * ways * seconds)} at most on one rank, "
-        f"{console.size(total * ways * BYTES_A_ROUND)} at most, {console.size(free)} free. Nothing was done."
+        f"This takes at most {console.duration(total * ways * seconds)} on one rank ({1000 * seconds:.0f} ms per "
+        f"token) and {console.size(total * ways * BYTES_A_ROUND)}; {console.size(free)} are free. Nothing was done."
     )

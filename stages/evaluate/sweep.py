@@ -1,14 +1,13 @@
-"""Threshold sweep (arXiv 2607.05147, Fig. 5): drafted and accepted tokens when each chain ends at the first draft whose
-confidence is below a threshold.
+"""Threshold sweep (arXiv 2607.05147, Fig. 5): drafted and accepted tokens if each chain ends before the first draft
+whose confidence is below a threshold.
 
-Most of it is computed from one recorded run. At temperature 0 a round emits the same tokens as long as the threshold
-cuts none of its accepted drafts, because the other drafts were rejected anyway. At temperature > 0 a shorter chain
-draws fewer random numbers, so everything after it changes, and an answer stays the same only if nothing of it is cut. A
-dialogue that changes is decoded anew as a whole, because its later turns follow the earlier answers. (A target in
-bfloat16 may round differently over a shorter chain and choose another token at a near-tie; in float32 the computed and
-the decoded rounds are the same.)
+Most figures are computed from one recorded run. At temperature 0, a round emits the same tokens unless the threshold
+cuts an accepted draft, because the other drafts were rejected anyway. At temperature > 0, a shorter chain draws fewer
+random numbers, so an answer stays the same only if none of its chains is cut. If any answer of a dialogue changes, the
+whole dialogue is decoded again, because later turns depend on earlier answers. (In float32, computed and decoded rounds
+are the same. In bfloat16, a target may round differently over a shorter chain and choose another token at a near-tie.)
 
-Shapes: N rounds, G drafts a block; thresholds [G] are on raw confidences, as decoding compares them.
+Shapes: N rounds, G drafts in a block; thresholds [G] apply to raw confidences, as in decoding.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ THRESHOLDS = tuple(k / 10 for k in range(10))
 
 
 def cut(observed: Observed, least: Sequence[float]) -> Array:
-    """Lengths int64 [N] of the chains, each ended before the first draft k whose confidence is below ``least[k]``."""
-    # Decoding compares in fp32 too. NaN (nothing was drafted) is below nothing.
+    """Lengths int64 [N] of the chains if each ends before the first draft k whose confidence is below ``least[k]``."""
+    # Decoding compares in fp32 too. NaN (nothing drafted) never counts as below.
     below = observed.confidences < np.asarray(least, dtype=np.float32)
     return np.where(below.any(1), below.argmax(1), observed.drafted)
 
 
 def changed(observed: Observed, least: Sequence[float], greedy: bool) -> set[str]:
-    """Dialogues whose rounds at ``least`` [G] cannot be computed from the record (see the module's docstring)."""
+    """Dialogues that ``least`` [G] changes, so that they cannot be computed from the record (module's docstring)."""
     needed = observed.accepted if greedy else observed.drafted
     return set(observed.dialogues[cut(observed, least) < needed].tolist())
 
@@ -52,9 +51,9 @@ def sweep_row(
     anew: pa.Table | None,
     changes: Collection[str],
 ) -> SweepRow:
-    """Figures at one threshold: from the record's rounds, shortened, and for the dialogues ``changes`` from ``anew``.
+    """Figures at one threshold, from ``anew`` for the dialogues ``changes``, else from shortened recorded rounds.
 
-    ``accepted`` and ``rejected`` are drafts a round; ``exact`` and ``anew`` count answers. A rate of nothing is None.
+    ``accepted`` and ``rejected`` are drafts per round; ``exact`` and ``anew`` count answers. A rate of nothing is None.
     """
     old = observe(record, len(least))
     old = old.where(~np.isin(old.dialogues, list(changes)))
@@ -80,7 +79,7 @@ def sweep_row(
 
 
 def _answers(rounds: pa.Table) -> Counter[str]:
-    """Number of answers made with the draft, by dialogue."""
+    """Dialogue -> number of its answers made with the draft."""
     columns = (rounds[name].to_pylist() for name in ("benchmark", "prompt", "mode", "round"))
     return Counter(
         f"{b}/{p}" for b, p, mode, number in zip(*columns, strict=True) if mode == DRAFT and not number
@@ -88,12 +87,12 @@ def _answers(rounds: pa.Table) -> Counter[str]:
 
 
 def folders() -> list[str]:
-    """Folders of rounds below an evaluation's: one for all thresholds, and in it one for each."""
+    """Folders of the sweep's rounds within an evaluation: a common one, and one for each threshold in it."""
     return [SWEEP_ROUNDS, *(_folder(threshold) for threshold in THRESHOLDS)]
 
 
 def decode_changed(folder: Path, speaker: Speaker, prompts: dict[str, list[Prompt]], answer: Answer) -> None:
-    """Let ``answer`` decode again the dialogues in ``folder`` (made by ``speaker``) that a threshold changes."""
+    """For each threshold, let ``answer`` decode again the dialogues of ``speaker`` in ``folder`` that it changes."""
     record = observe(read_rounds(folder), speaker.draft.max_drafts)
     for threshold in THRESHOLDS:
         other = replace(speaker, threshold=threshold, baseline=False)
@@ -105,7 +104,7 @@ def decode_changed(folder: Path, speaker: Speaker, prompts: dict[str, list[Promp
 
 
 def section(folder: Path, speaker: Speaker) -> list[SweepRow]:
-    """Rows of summary.json's sweep (see ``sweep_row``) from the rounds in ``folder``."""
+    """The rows of the sweep in summary.json (see ``sweep_row``), from the rounds in ``folder``."""
     rounds, rows = read_rounds(folder), []
     record = observe(rounds, speaker.draft.max_drafts)
     for threshold in THRESHOLDS:
@@ -117,8 +116,8 @@ def section(folder: Path, speaker: Speaker) -> list[SweepRow]:
 
 
 def _changed(record: Observed, speaker: Speaker, other: Speaker) -> set[str]:
-    """Dialogues in which the threshold of ``other`` changes what ``speaker`` recorded."""
-    if other.threshold < speaker.threshold:  # the record lacks what its own threshold cut
+    """Dialogues of ``speaker`` that the threshold of ``other`` changes."""
+    if other.threshold < speaker.threshold:  # the record lacks the drafts that its own threshold cut
         return set(record.dialogues.tolist())
     return changed(record, other.thresholds, speaker.sampler.greedy)
 

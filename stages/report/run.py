@@ -1,4 +1,4 @@
-"""``stage=report evaluations=a,b``: one page of one or more evaluations and of the study of their draft."""
+"""``stage=report evaluations=a,b``: one page that shows evaluations and the study of their draft."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pipeline.store.work import begin_once, commit_once
 
 KIND, SCHEMA_VERSION = "report", 1
 STUDY = "study"
-LONGEST = 100  # characters of an artifact's name
+LONGEST = 100  # characters of an artifact's name, at most
 
 
 def run_report(config: Config, store: Store) -> Artifact | None:
-    """Put ``config.evaluations`` into one page and return it, new or reused; None with ``plan``.
+    """Put ``config.evaluations`` on one page; returns its artifact, new or reused, or None with ``plan``.
 
-    Raises ``ConfigError`` if no evaluation is named, or one twice, ``ArtifactError`` for an unknown name, and
-    ``ReportError`` for evaluations that share no benchmark.
+    Raises ``ConfigError`` if no evaluation is named or one is named twice, ``ArtifactError`` for an unknown name, and
+    ``ReportError`` for evaluations without a common benchmark.
     """
     evaluations = resolve(config.evaluations, store)
     study = find_study(evaluations, store)
@@ -37,11 +37,11 @@ def run_report(config: Config, store: Store) -> Artifact | None:
     parents |= {STUDY: study.manifest.fingerprint} if study else {}
     inputs = fingerprint(SCHEMA_VERSION, parents)
     if config.plan:
-        console.say(f"Plan: one page of {', '.join(parents)}; a second's work. Nothing was done.")
+        console.say(f"Plan: one page of {', '.join(parents)}, which takes a second. Nothing was done.")
         return None
     found = store.find(KIND, inputs)
     if found is not None and is_main():
-        console.say(f"the report is already there: {found.reference} ({found.path})")
+        console.say(f"Reusing the report {found.reference} ({found.path})")
     artifact = found or _commit(store, told, study, parents, inputs)
     if is_main():
         show(artifact, told)
@@ -49,29 +49,30 @@ def run_report(config: Config, store: Store) -> Artifact | None:
 
 
 def resolve(references: Sequence[str], store: Store) -> dict[str, Artifact]:
-    """Label -> evaluation, in the order asked for. A label is ``name:version``; where evaluations of two stores share
-    it, the first characters of the fingerprint are added.
+    """Label -> evaluation, in the order of ``references``.
+
+    A label is ``name:version``. If evaluations of two stores share it, the start of the fingerprint is added.
     """
     if not references:
         raise ConfigError(
             "evaluations: expected at least one, as in evaluations=smollm2_dspark,smollm2_mtp:v1; got none"
         )
-    found = [store.resolve("evaluation", reference) for reference in references]
-    for place, one in enumerate(found):
-        if one.manifest.fingerprint in (other.manifest.fingerprint for other in found[:place]):
+    found: dict[str, Artifact] = {}  # fingerprint -> evaluation
+    for one in (store.resolve("evaluation", reference) for reference in references):
+        if one.manifest.fingerprint in found:
             raise ConfigError(
                 f"evaluations={list(references)}: expected each evaluation once, but {one.reference} is named twice"
             )
-    shared = Counter(one.reference for one in found)
-    return {_label(one, shared[one.reference] > 1): one for one in found}
-
-
-def _label(one: Artifact, shared: bool) -> str:
-    return f"{one.reference} ({one.manifest.fingerprint[:8]})" if shared else one.reference
+        found[one.manifest.fingerprint] = one
+    shared = Counter(one.reference for one in found.values())
+    return {
+        f"{one.reference} ({known[:8]})" if shared[one.reference] > 1 else one.reference: one
+        for known, one in found.items()
+    }
 
 
 def find_study(evaluations: dict[str, Artifact], store: Store) -> Artifact | None:
-    """The latest serving study of the draft, where all evaluations are of one draft."""
+    """The latest serving study of the draft, if all evaluations are of the same draft."""
     drafts = {one.manifest.parents.get("draft") for one in evaluations.values()}
     studies = made_of_draft(store, STUDY, drafts.pop()) if len(drafts) == 1 else []
     return studies[0] if studies else None
@@ -80,7 +81,7 @@ def find_study(evaluations: dict[str, Artifact], store: Store) -> Artifact | Non
 def _commit(
     store: Store, told: Sequence[Evaluation], study: Artifact | None, parents: dict[str, str], inputs: str
 ) -> Artifact:
-    """Make the page and commit it under the fingerprint ``inputs``; one of the ranks does it."""
+    """Let one of the ranks make the page and commit it under the fingerprint ``inputs``."""
     recorded = {"evaluations": [one.label for one in told]}
     work = begin_once(store, KIND, artifact_name(told), SCHEMA_VERSION, inputs, parents, recorded)
     if isinstance(work, Artifact):
@@ -89,24 +90,23 @@ def _commit(
 
     def finish() -> dict[str, Any]:
         write_html(folder, told, read_study(study.path) if study else None)
-        benchmarks = common_benchmarks(told)
-        return {"evaluations": len(told), "benchmarks": len(benchmarks)}
+        return {"evaluations": len(told), "benchmarks": len(common_benchmarks(told))}
 
     return commit_once(store, work, finish)
 
 
 def artifact_name(told: Sequence[Evaluation]) -> str:
-    """The names of the evaluations, each once."""
+    """The names of the evaluations, each once, cut to ``LONGEST`` characters."""
     names = dict.fromkeys(one.label.partition(":")[0] for one in told)
     return "_vs_".join(names)[:LONGEST]
 
 
 def show(artifact: Artifact, told: Sequence[Evaluation]) -> None:
-    """The last screen: where the page is, and what to type next."""
+    """Print the last screen: where the page is, and what to type next."""
     console.panel(
         "Report",
         [
-            f"report      {artifact.path / PAGE}   (opens in any browser, asks nothing of the network)",
+            f"report      {artifact.path / PAGE}   (opens in any browser, also offline)",
             f"artifact    {artifact.reference}",
             f"shows       {', '.join(one.label for one in told)}",
             "next        python -m pipeline stage=list   (evaluations to name in evaluations=a,b)",

@@ -1,4 +1,4 @@
-"""What an evaluation of a running server can know before it begins: the servers, their target, the benchmarks."""
+"""Preflight of an evaluation of a running server: the servers, the draft they serve, the benchmarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stages.served.run import connect
 
 
 def checks(ahead: Ahead) -> list[Check]:
-    """All that the evaluation of ``server`` will need."""
+    """Checks of what the evaluation of ``server`` needs."""
     config = ahead.config
 
     def servers() -> str:

@@ -1,21 +1,20 @@
-"""Two engines' servers: how they answer token ids one prompt at a time, and what they count while they do.
+"""Clients of vLLM's and llama.cpp's servers: they answer one prompt at a time, and their counters tell of the drafts.
 
-Prompts go as ids and answers come as ids: nothing depends on the server's chat template. Every setting of the sampler
-goes under its own name, those that are off as well, because servers take defaults from the target's generation config
-or their own command line.
+Prompts and answers are token ids, so nothing depends on the server's chat template. Every setting of the sampler is
+sent, also those that are off, because servers take defaults from the target's generation config or their command line.
 
-    vLLM       counters of the whole server in /metrics: their difference around one answer belongs to it, as long as
-               the server answers nobody else. ``generation_tokens`` tells: it must grow by the answer's tokens.
-    llama.cpp  drafted and accepted in the answer's own ``timings``; verification steps and positions in /metrics, where
-               the server was started with --metrics.
+    vLLM       /metrics counts for the whole server. The increase during one answer belongs to that answer if the server
+               answers nobody else; to check this, ``generation_tokens`` must grow by exactly the answer's tokens.
+    llama.cpp  The answer's own ``timings`` tell the drafted and accepted tokens. If the server was started with
+               --metrics, /metrics also counts verification steps and positions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,9 +35,8 @@ from pipeline.http_client import (
     text_of,
 )
 
-SAMPLE = re.compile(
-    r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?"
-)  # a line of /metrics: name, labels, value
+# A line of /metrics: name, labels, value.
+SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?")
 POSITION = re.compile(r'position="(\d+)"')
 SPECULATIVE = {
     "spec_decode_num_drafts_total": "drafts",
@@ -47,45 +45,42 @@ SPECULATIVE = {
     "spec_decode_num_accepted_tokens_per_pos_total": "at",
 }
 GENERATED = "generated"
-SETTLE_SECONDS, SETTLE_PAUSE = 5.0, 0.02  # counters may follow an answer by a moment
+SETTLE_SECONDS, SETTLE_PAUSE = 5.0, 0.02  # counters may lag behind an answer
 Metrics = dict[str, int]  # drafts, drafted, accepted, generated, and at/0, at/1, ... by position
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one answer: verification steps with drafts, tokens drafted and accepted in them, steps by position.
+    """Counts of one answer; None if the engine does not tell."""
 
-    None where the engine does not tell. ``accepted_at[k-1]``: steps that accepted at least k drafts.
-    """
-
-    drafts: int | None
+    drafts: int | None  # verification steps with drafts
     drafted: int
     accepted: int
-    accepted_at: list[int] | None
+    accepted_at: list[int] | None  # [k-1]: steps that accepted at least k drafts
 
 
 @dataclass(frozen=True)
 class ServedReply:
-    """An answer's ids, ``stop`` or ``length``, seconds by the client's clock, and counters (None: a plain server)."""
+    """One answer of a server."""
 
     ids: list[int]
-    finish: str
-    seconds: float
-    counters: Counters | None
+    finish: str  # stop or length
+    seconds: float  # by the client's clock
+    counters: Counters | None  # None for a server without a draft
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a server says it is. ``model``: without a path of its machine; ``hidden``: the model's size H."""
+    """What a server says about itself."""
 
-    model: str
+    model: str  # without the path on its machine
     version: str | None
     context: int | None  # positions of one request
-    hidden: int | None = None
+    hidden: int | None = None  # H, the size of hidden states
 
 
 class EngineServer:
-    """One server that answers for ``url``; ``drafts``: it is expected to have a draft, and not to have one else."""
+    """The server at ``url``, which must have a draft if ``drafts`` is true, and none otherwise."""
 
     ENGINE, PREFIX, TOKENS, PATH = "", "", "", ""
 
@@ -97,7 +92,7 @@ class EngineServer:
         self.model = ""
 
     async def identify(self, client: httpx.AsyncClient) -> Identity:
-        """Who the server is, and whether it has the draft that is expected; raises ``ServerError`` otherwise."""
+        """Ask for the server's identity; raises ``ServerError`` if it lacks the draft, or has one unexpectedly."""
 
         async def attempt(url: str) -> Identity:
             body = body_of(await client.get(f"{url}/v1/models"))
@@ -109,7 +104,7 @@ class EngineServer:
         return found
 
     async def answer(self, client: httpx.AsyncClient, ids: list[int], limit: int, seed: int) -> ServedReply:
-        """The answer to the prompt ``ids``, at most ``limit`` tokens; raises ``ServerError`` where there is none."""
+        """Answer the prompt ``ids`` with at most ``limit`` tokens; raises ``ServerError`` if the server does not."""
         attempt = partial(self._attempt, client, self.payload(ids, limit, seed), limit)
         reply: ServedReply = await self.caller.retried([self.url], attempt)
         return reply
@@ -129,7 +124,7 @@ class EngineServer:
         return ServedReply(ids, finish, seconds, self.counters(body, counted))
 
     async def _settled(self, client: httpx.AsyncClient, before: Metrics, tokens: int) -> Metrics:
-        """How far the counters have grown once they hold the answer's ``tokens``, and only these."""
+        """Wait until the counters include exactly this answer's ``tokens``; returns the increase."""
         until = time.monotonic() + SETTLE_SECONDS
         while True:
             grown = difference(before, await self.metrics(client) or {})
@@ -137,20 +132,20 @@ class EngineServer:
                 return grown
             if grown[GENERATED] > tokens or time.monotonic() > until:
                 raise FailureError(
-                    f"/metrics counted {grown[GENERATED]} tokens around an answer of {tokens}: the server answers "
-                    "others too, and its counters cannot be told apart"
+                    f"/metrics counted {grown[GENERATED]} tokens during an answer of {tokens}; the server must not "
+                    "answer others during an evaluation, because its counters do not tell answers apart"
                 )
             await asyncio.sleep(SETTLE_PAUSE)
 
     async def metrics(self, client: httpx.AsyncClient) -> Metrics | None:
-        """The counters as they stand; None where the server shows none."""
+        """The current counters; None if the server has no /metrics."""
         response = await client.get(f"{self.url}/metrics")
         if response.status_code in (404, 501):
             return None
         return parse_metrics(text_of(response), self.PREFIX, self.TOKENS)
 
     async def told(self, client: httpx.AsyncClient, path: str) -> dict[str, Any]:
-        """What ``path`` answers; nothing where the server does not have it."""
+        """The body at ``path``; empty if the server does not have it."""
         try:
             return body_of(await client.get(f"{self.url}{path}"))
         except RefusalError:
@@ -159,11 +154,11 @@ class EngineServer:
     # what differs between engines
 
     def check(self, metrics: Metrics | None) -> None:
-        """Raise ``ServerError`` where the server has no counters, or counters of a draft it should not have."""
+        """Raise ``ServerError`` if the counters of drafts do not fit ``drafts``."""
         raise NotImplementedError
 
     async def describe(self, client: httpx.AsyncClient, said: dict[str, Any]) -> Identity:
-        """``said``: the model's entry in /v1/models."""
+        """The identity of the server, whose entry for the model in /v1/models is ``said``."""
         raise NotImplementedError
 
     def payload(self, ids: list[int], limit: int, seed: int) -> dict[str, Any]:
@@ -171,16 +166,16 @@ class EngineServer:
         raise NotImplementedError
 
     def parse(self, body: dict[str, Any]) -> tuple[Any, str]:
-        """(ids, finish) of a response; ``FailureError`` where a field is not what it should be."""
+        """Ids and finish of a response; raises ``FailureError`` for a field with an unexpected value."""
         raise NotImplementedError
 
     def counters(self, body: dict[str, Any], grown: Metrics | None) -> Counters | None:
-        """Counters of an answer, from its response and what /metrics grew by."""
+        """Counters of an answer from its response and the increase of /metrics."""
         raise NotImplementedError
 
 
 class VLLM(EngineServer):
-    """vLLM's OpenAI-compatible server. ``cache_salt``: no answer reuses what another has prefilled."""
+    """vLLM's OpenAI-compatible server; ``cache_salt`` keeps answers from reusing each other's prefills."""
 
     ENGINE, PREFIX, TOKENS, PATH = "vllm", "vllm:", "generation_tokens_total", "/v1/completions"
     asked = 0
@@ -189,13 +184,11 @@ class VLLM(EngineServer):
         has_draft = "drafts" in (metrics or {})
         if self.drafts and not has_draft:
             raise ServerError(
-                f"{self.url}/metrics: no counters of speculative decoding ({self.PREFIX}spec_decode_...): was the "
+                f"{self.url}/metrics: no counters of speculative decoding ({self.PREFIX}spec_decode_...); was the "
                 "server started with a draft (launch/serve_draft.sh vllm EXPORT TARGET)?"
             )
         if not self.drafts and has_draft:
-            raise ServerError(
-                f"plain_server={self.url}: expected a server without a draft, but it counts drafts"
-            )
+            raise ServerError(f"plain_server={self.url}: expected a server without a draft, but it drafts")
 
     async def describe(self, client: httpx.AsyncClient, said: dict[str, Any]) -> Identity:
         version = (await self.told(client, "/version")).get("version")
@@ -220,9 +213,9 @@ class VLLM(EngineServer):
             choice = body["choices"][0]
             ids, reason = choice.get("token_ids"), choice["finish_reason"]
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise FailureError(f"a body without {error!r}: {str(body)[:SHOWN]}") from None
+            raise FailureError(f"the response lacks {error!r}: {str(body)[:SHOWN]}") from None
         if ids is None:
-            raise ServerError(f"{self.url}: answers without token_ids (vLLM has them from 0.10.2 on)")
+            raise ServerError(f"{self.url}: the answer has no token_ids; use vLLM 0.10.2 or later")
         if reason not in ("stop", "length"):
             raise FailureError(f"finish_reason: expected stop or length, got {reason!r}")
         return ids, reason
@@ -234,28 +227,25 @@ class VLLM(EngineServer):
 
 
 class LlamaCpp(EngineServer):
-    """llama.cpp's server; the sampler's steps go in draftline's own order, and prompts are not reused."""
+    """llama.cpp's server; it gets the order of the sampler's steps from here, and must not reuse prompts."""
 
     ENGINE, PREFIX, TOKENS, PATH = "llama_cpp", "llamacpp:", "tokens_predicted_total", "/completion"
     FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
     EXACT = 1_000_000  # it writes counters with six digits
 
     async def metrics(self, client: httpx.AsyncClient) -> Metrics | None:
-        """None also where a counter has outgrown the digits that it is written with."""
+        """The current counters; None without /metrics, or if a counter has more digits than are written."""
         found = await super().metrics(client)
-        if (
-            found is None
-            or max(value for name, value in found.items() if not name.startswith("at/")) < self.EXACT
-        ):
+        if found is None or all(n < self.EXACT for name, n in found.items() if not name.startswith("at/")):
             return found
         self.caller.say_once(
-            f"{self.url}/metrics: counters of more than six digits are rounded, and so verification steps not told; "
-            "started anew, the server tells them"
+            f"{self.url}/metrics: counters of more than six digits are rounded, so verification steps are unknown; "
+            "restart the server to get them"
         )
         return None
 
     def check(self, metrics: Metrics | None) -> None:
-        """Its counters exist without a draft too: the first answer tells."""
+        """Do nothing: these counters exist without a draft too, so only the first answer shows whether there is one."""
 
     async def describe(self, client: httpx.AsyncClient, said: dict[str, Any]) -> Identity:
         props = await self.told(client, "/props")
@@ -286,24 +276,21 @@ class LlamaCpp(EngineServer):
     def counters(self, body: dict[str, Any], grown: Metrics | None) -> Counters | None:
         timings = body.get("timings")
         if not isinstance(timings, dict):
-            raise FailureError(f"an answer without timings: {str(body)[:SHOWN]}")
-        drafted, accepted = timings.get("draft_n"), timings.get("draft_n_accepted")
+            raise FailureError(f"the answer has no timings: {str(body)[:SHOWN]}")
+        told = timings.get("draft_n"), timings.get("draft_n_accepted")
         if not self.drafts:
-            if drafted:
+            if told[0]:
                 raise ServerError(
                     f"plain_server={self.url}: expected a server without a draft, but it drafts"
                 )
             return None
-        if drafted is None and accepted is None:  # an answer too short for a draft
-            drafted = accepted = 0
-        found = _count(drafted), _count(accepted)
-        if found[0] is None or found[1] is None:
-            raise FailureError(
-                f"timings: draft_n and draft_n_accepted: expected counts, got {drafted!r} and {accepted!r}"
-            )
+        # An answer that is too short for a draft has neither of the two.
+        drafted, accepted = map(_count, (0, 0) if told == (None, None) else told)
+        if drafted is None or accepted is None:
+            raise FailureError(f"timings: draft_n and draft_n_accepted: expected counts, got {told}")
         if grown is None or "drafts" not in grown:
-            return Counters(None, found[0], found[1], None)
-        return Counters(grown["drafts"], found[0], found[1], _at(grown))
+            return Counters(None, drafted, accepted, None)
+        return Counters(grown["drafts"], drafted, accepted, _at(grown))
 
 
 ENGINES: dict[str, type[EngineServer]] = {server.ENGINE: server for server in (VLLM, LlamaCpp)}
@@ -312,14 +299,14 @@ ENGINES: dict[str, type[EngineServer]] = {server.ENGINE: server for server in (V
 def make_server(
     config: Config, url: str, caller: Caller, sampler: Sampler, eos: tuple[int, ...]
 ) -> EngineServer:
-    """The server at ``url`` by ``config.engine``; the one at ``config.plain_server`` has no draft."""
+    """The client of ``config.engine`` for ``url``; it must have a draft if it is ``config.server``."""
     return ENGINES[str(config.engine)](url, caller, sampler, eos, drafts=url == config.server)
 
 
 def parse_metrics(text: str, prefix: str, tokens: str) -> Metrics:
-    """Counters in Prometheus' text format, added up over engines; ``tokens`` is the name of generated tokens.
+    """Counters in Prometheus' text format, summed over engines; the metric ``tokens`` counts generated tokens.
 
-    Raises ``FailureError`` for a value that is no count, and where generated tokens are not among them.
+    Raises ``FailureError`` for a value that is not a count, and if generated tokens are not counted.
     """
     names = SPECULATIVE | {tokens: GENERATED}
     found: Metrics = {}
@@ -332,36 +319,33 @@ def parse_metrics(text: str, prefix: str, tokens: str) -> Metrics:
             name = f"at/{position[1] if position else line}"
         found[name] = found.get(name, 0) + _counted(line, match[3])
     if GENERATED not in found:
-        raise FailureError(f"/metrics without {prefix}{tokens}: {text[:SHOWN]!r}")
+        raise FailureError(f"/metrics lacks {prefix}{tokens}: {text[:SHOWN]!r}")
     return found
 
 
 def difference(before: Metrics, after: Metrics) -> Metrics:
-    """What every counter grew by; raises ``FailureError`` where one fell (the server was started anew)."""
+    """The increase of every counter; raises ``FailureError`` if one fell, because the server was restarted."""
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     fallen = [name for name, value in grown.items() if value < 0] + [n for n in before if n not in after]
     if fallen:
         was, now = before[fallen[0]], after.get(fallen[0])
-        raise FailureError(f"/metrics: {fallen[0]} went from {was} to {now}: was the server started anew?")
+        raise FailureError(f"/metrics: {fallen[0]} went from {was} to {now}; was the server restarted?")
     return grown
 
 
 def _counted(line: str, text: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0 or value != int(value):
-        raise FailureError(f"/metrics: expected a count, got {line[:SHOWN]!r}")
-    return int(value)
+    with suppress(ValueError):
+        if (value := float(text)).is_integer() and value >= 0:
+            return int(value)
+    raise FailureError(f"/metrics: expected a count, got {line[:SHOWN]!r}")
 
 
 def _at(grown: Metrics) -> list[int] | None:
-    """Counters by position in their order; None where there are none."""
+    """Counters by ascending position; None if there are none."""
     places = sorted(int(name[3:]) for name in grown if name.startswith("at/"))
     return [grown[f"at/{place}"] for place in places] or None
 
 
 def _count(value: Any) -> int | None:
-    """``value`` if it is a count."""
+    """``value`` if it is a count, else None."""
     return value if type(value) is int and value >= 0 else None

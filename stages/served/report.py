@@ -1,7 +1,8 @@
 """The report of an evaluation of a server: summary.json, summary.md with its plots, report.html, and the last screen.
 
-The summary is that of an evaluation in process, so that reports and pages read both. What the engine does not tell is
-None there, and a dash in the tables. With a ``promised`` evaluation each benchmark has two rows.
+The summary has the form of an in-process evaluation's, so that reports and pages read both. Figures that the engine
+does not report are None there, and a dash in the tables. With the draft's own evaluation (``promised``), each benchmark
+has two rows.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ def write_report(
     promised: Artifact | None,
     resamples: int,
 ) -> ServedSummary:
-    """Make the report's files in the working folder from its answers; returns the summary.
+    """Write the report into the working folder from the answers there; returns the summary.
 
-    ``eos`` are the target's end tokens. Raises ``ServerError`` where the server drafted nothing at all.
+    ``eos`` are the target's end tokens. Raises ``ServerError`` if the server drafted nothing at all.
     """
     folder = work.path
     answers = read_answers(folder)
     result = _summary(answers, facts, eos, resamples)
     if not total(result, "drafted"):
-        raise ServerError(f"{facts.server}: not one token was drafted: was the server started with a draft?")
+        raise ServerError(f"{facts.server}: no token was drafted; was the server started with a draft?")
     if promised is not None:
         result = _beside(result, answers, promised, resamples)
     write_summary(folder, result)
@@ -78,7 +79,7 @@ def _summary(answers: pa.Table, facts: ServedFacts, eos: Collection[int], resamp
 
 
 def _beside(result: ServedSummary, answers: pa.Table, promised: Artifact, resamples: int) -> ServedSummary:
-    """``result`` with the promised evaluation of the same benchmarks."""
+    """``result`` with the draft's own evaluation of the same benchmarks."""
     made = promised.manifest
     summary = promised_summary(promised, result.order, resamples)
     beside = Promised(
@@ -89,9 +90,9 @@ def _beside(result: ServedSummary, answers: pa.Table, promised: Artifact, resamp
 
 
 def promised_summary(promised: Artifact, order: list[str], resamples: int) -> Summary:
-    """What the summary of ``promised`` says of the benchmarks of ``order``; the average is of these alone."""
+    """The summary of ``promised`` for the benchmarks ``order`` only, and their average."""
     told = read_summary(promised.path)
-    assert isinstance(told, Summary), "a draft's own evaluation"
+    assert isinstance(told, Summary), "the draft's own evaluation has no other summary"
     facts = replace(told.facts, prompts={name: told.facts.prompts[name] for name in order})
     macro = told.macro
     if set(told.order) != set(order):
@@ -105,7 +106,7 @@ def promised_summary(promised: Artifact, order: list[str], resamples: int) -> Su
 def _compared(
     result: ServedSummary, answers: pa.Table, promised: Artifact, told: EvaluationFacts
 ) -> dict[str, BenchmarkResult]:
-    """The benchmarks with counts of the served answers that are the promised ones, where both were to be the same."""
+    """Add the number of served answers equal to the promised ones, if greedy decoding with equal settings made both."""
     facts = result.facts
     settings = [(one.sampler, one.max_new_tokens, one.thinking) for one in (told, facts)]
     if facts.sampler["temperature"] != 0 or settings[0] != settings[1]:
@@ -125,6 +126,6 @@ def _compared(
 
 
 def show(artifact: Artifact) -> None:
-    """The last screen, from the stored summary: tables, artifact, and what to type next."""
+    """Print the last screen from the stored summary: tables, artifact, and what to type next."""
     one = Evaluation(artifact.reference, read_summary(artifact.path), artifact.manifest.created)
     show_evaluation("Evaluation of a server", served.figures(one), artifact, "every answer")

@@ -1,8 +1,8 @@
-"""``stage=evaluate engine=... server=URL``: what a running server's own counters say -> an evaluation without rounds.
+"""``stage=evaluate engine=... server=URL``: a running server's own counters -> an evaluation without rounds.
 
-A unit of work is one chunk of prompts of one benchmark, as in the evaluation in process; an evaluation that was killed
-(or whose server was) goes on with those that are missing. Prompts are asked one at a time by one process, so that what
-the counters grow by belongs to one answer. With ``draft`` the report puts the draft's own evaluation beside it.
+A unit of work is one chunk of prompts of one benchmark, as in the in-process evaluation. If the evaluation or its
+server was killed, the rerun makes the missing units only. One process asks one prompt at a time, so that the increase
+of the counters belongs to one answer. With ``draft``, the report puts the draft's own evaluation beside it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from stages.served.engines import EngineServer, Identity, ServedReply, make_serv
 from stages.served.report import show, write_report
 
 FILES = (f"{ANSWERS}/*.parquet", "*.json", "*.md", "*.html", "*.png")
-IN_PROCESS = ("threshold", "sweep", "batch")  # settings of ``evaluate`` that no server is told
+IN_PROCESS = ("threshold", "sweep", "batch")  # settings of ``evaluate`` that do not affect a server
 
 
 @dataclass(frozen=True)
 class Asker:
-    """Leads the dialogues of an evaluation with one server, or with one more that has no draft."""
+    """Leads the dialogues of an evaluation with a server, and with a second one without a draft, if given."""
 
     server: EngineServer
     plain: EngineServer | None
@@ -69,15 +69,15 @@ class Asker:
     seed: int
 
     def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
-        """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
+        """Ids of ``messages`` as in training; raises ``ConfigError`` naming a prompt that the template refuses."""
         return render(self.tokenizer, self.thinking, prompt, messages)
 
     def room(self, ids: list[int]) -> int:
-        """New tokens that both the target's context and the servers' have room for after ``ids``."""
+        """The number of new tokens that fit after ``ids`` into the contexts of the target and the servers."""
         return self.context - len(ids)
 
     def answer(self, prompts: list[Prompt], advance: Callable[[Prompt], None]) -> list[dict[str, Any]]:
-        """Rows of data_specs/served.SCHEMA of every answer to ``prompts``, one after the other."""
+        """Ask ``prompts`` one after the other; returns rows of data_specs/served.SCHEMA, one per answer."""
 
         async def ask() -> list[dict[str, Any]]:
             rows = []
@@ -90,7 +90,7 @@ class Asker:
         return asyncio.run(ask())
 
     async def _dialogue(self, client: httpx.AsyncClient, prompt: Prompt) -> list[dict[str, Any]]:
-        """Each turn's history holds the answers made with the draft, so that both servers answer the same."""
+        """Ask all turns; both servers see the history with the draft's answers, so that their answers compare."""
         dialogue, rows = Dialogue(self, prompt), []
         while (turn := dialogue.ask()) is not None:
             for mode, server in ((DRAFT, self.server), (PLAIN, self.plain)):
@@ -103,7 +103,7 @@ class Asker:
         return rows
 
     def warm_up(self, prompt: Prompt) -> float:
-        """Ask for a few tokens before anything is timed; seconds a token. ``ServerError`` where nothing is drafted."""
+        """Ask for a few tokens and return seconds per token; raises ``ServerError`` if the server drafts nothing."""
 
         async def ask() -> float:
             first = next(i for i, message in enumerate(prompt.messages) if message["role"] == "user")
@@ -114,39 +114,38 @@ class Asker:
                     await self.plain.answer(client, ids, WARM_UP_TOKENS, 0)
             if len(reply.ids) > 2 and not (reply.counters and reply.counters.drafted):
                 raise ServerError(
-                    f"server={self.server.url}: an answer of {len(reply.ids)} tokens without a drafted one: was it "
-                    f"started with a draft (launch/serve_draft.sh {self.server.ENGINE} EXPORT TARGET)?"
+                    f"server={self.server.url}: an answer of {len(reply.ids)} tokens had no drafted token; was the "
+                    f"server started with a draft (launch/serve_draft.sh {self.server.ENGINE} EXPORT TARGET)?"
                 )
             return reply.seconds / len(reply.ids)
 
         return asyncio.run(ask())
 
     def _seed(self, prompt: Prompt, turn: int, mode: str) -> int:
-        """Of one answer (31 bits): a resumed evaluation asks for the same draws."""
+        """A seed for one answer (31 bits), so that a resumed evaluation asks for the same draws."""
         text = f"{self.seed} {prompt.benchmark} {prompt.index} {prompt.key} {turn} {mode}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 @dataclass(frozen=True)
 class ServedJob:
-    """What is asked for. ``measured`` identifies the answers, ``fingerprint`` also what they are put beside."""
+    """What to evaluate, and how the store finds it again."""
 
     name: str
     draft: str | None
-    promised: Artifact | None
+    promised: Artifact | None  # the draft's own evaluation
     parents: dict[str, str]
-    benchmarks: list[Benchmark | OwnPrompts]
     sampler: Sampler
     identities: list[Identity]
-    measured: str
-    fingerprint: str
+    measured: str  # fingerprint of the answers
+    fingerprint: str  # of the answers and ``promised``
 
 
 def run_served(config: Config, store: Store, draft: Artifact | Path | None) -> Artifact | None:
-    """Evaluate ``config.server``; ``draft``: what it serves (an artifact, an export, a folder), if that is known.
+    """Evaluate ``config.server``, which serves ``draft`` (an artifact, an export, a folder), if that is known.
 
-    Returns the evaluation, which may be one that was made before; None with ``plan`` and in other processes than the
-    first. Raises ``ConfigError`` for settings, and ``ServerError`` for a server, that cannot be used.
+    Returns the evaluation, new or reused; None with ``plan``, and in all ranks except the first. Raises ``ConfigError``
+    for settings that cannot be used, and ``ServerError`` for such a server.
     """
     if not is_main():
         return None
@@ -162,15 +161,15 @@ def run_served(config: Config, store: Store, draft: Artifact | Path | None) -> A
             return None
         return _evaluate(config, store, job, asker, prompts, trained_counts(store, draft, prompts))
     console.say(
-        f"this evaluation is already there: {found.reference} ({found.path}); client.note=... makes another, of a "
-        "server that has changed"
+        f"Reusing the evaluation {found.reference} ({found.path}); if the server has changed, set client.note=... to "
+        "make another"
     )
     show(found)
     return found
 
 
 def drafted_by(engine: str, sampler: Sampler) -> Sampler:
-    """``sampler`` as ``engine`` drafts: llama.cpp's drafts are greedy whatever is asked for, and the record says so."""
+    """``sampler`` with the draft sampling that ``engine`` really uses; llama.cpp always drafts greedily."""
     if engine != "llama_cpp" or sampler.greedy:
         return sampler
     console.say("llama.cpp drafts greedily: recorded as draft_sampling greedy")
@@ -178,7 +177,7 @@ def drafted_by(engine: str, sampler: Sampler) -> Sampler:
 
 
 def connect(config: Config, sampler: Sampler) -> tuple[Asker, list[Identity]]:
-    """The servers, asked who they are, and the target's tokenizer; see ``run_served`` for the errors."""
+    """Load the target's tokenizer and ask the servers for their identities; raises the errors of ``run_served``."""
     for name in ("server", "plain_server"):
         if (url := getattr(config, name)) is not None:
             check_url(url, name, "client.api_key_env")
@@ -204,7 +203,7 @@ def connect(config: Config, sampler: Sampler) -> tuple[Asker, list[Identity]]:
 
 
 def _check_model(config: Config, folder: Path, hidden: int, server: EngineServer, known: Identity) -> None:
-    """Raise ``ServerError`` for a model of another size than the target; say so where only its name is another."""
+    """Raise ``ServerError`` for a model of another size than the target; print a note if only its name differs."""
     if known.hidden is not None and known.hidden != hidden:
         raise ServerError(
             f"{server.url}: expected the target {config.target.name} of size {hidden}, but it serves {known.model} of "
@@ -219,13 +218,10 @@ def make_job(
     config: Config, store: Store, draft: Artifact | Path | None, benchmarks: list[Benchmark | OwnPrompts],
     sampler: Sampler, identities: list[Identity],
 ) -> ServedJob:  # fmt: skip
-    """Identify the evaluation by servers, draft, target, benchmarks and settings, and find what it is put beside."""
+    """Identify the evaluation by servers, draft, target, benchmarks and settings; find the draft's own evaluation."""
     name, made_of = _draft(config, draft)
-    settings = {
-        key: value
-        for key, value in section(config.evaluate).items()
-        if key not in (*INCIDENTAL, *ELSEWHERE, *IN_PROCESS)
-    }
+    ignored = (*INCIDENTAL, *ELSEWHERE, *IN_PROCESS)
+    settings = {key: value for key, value in section(config.evaluate).items() if key not in ignored}
     measured = fingerprint(
         "served", SCHEMA_VERSION, config.engine, config.server, config.plain_server, config.client.note,
         [asdict(one) for one in identities], made_of, identity(locate(config.target)), config.target.rendering,
@@ -238,12 +234,12 @@ def make_job(
     shown = re.sub(r"[^A-Za-z0-9._-]", "-", name or identities[0].model).lstrip("._-") or "model"
     whole = fingerprint(measured, parents)
     return ServedJob(
-        f"{shown}_{config.engine}", name, promised, parents, benchmarks, sampler, identities, measured, whole
+        f"{shown}_{config.engine}", name, promised, parents, sampler, identities, measured, whole
     )
 
 
 def _draft(config: Config, draft: Artifact | Path | None) -> tuple[str | None, str | None]:
-    """(name, fingerprint) of the draft that is served; an export's is that of the draft it was made from."""
+    """Name and fingerprint of the draft that is served; for an export, the fingerprint of its original draft."""
     if draft is None:
         return None, None
     check_template_of(config, draft)
@@ -255,7 +251,7 @@ def _draft(config: Config, draft: Artifact | Path | None) -> tuple[str | None, s
 
 
 def find_promised(store: Store, draft: str | None, benchmarks: list[str]) -> Artifact | None:
-    """The latest evaluation in process of the draft with the fingerprint ``draft`` that has all ``benchmarks``."""
+    """The latest in-process evaluation that covers all ``benchmarks``, of the draft with the fingerprint ``draft``."""
     made = [
         one
         for one in store.list(KIND)
@@ -296,7 +292,7 @@ def _evaluate(
 
 
 def _take_over(store: Store, job: ServedJob, folder: Path) -> None:
-    """Copy the answers of an earlier evaluation that was only put beside something else."""
+    """Copy the answers of an earlier evaluation that differs only in the draft's own evaluation beside it."""
     for artifact in reversed(store.list(KIND)):
         if artifact.manifest.config.get("measured") == job.measured:
             for path in sorted((artifact.path / ANSWERS).glob("*.parquet")):
@@ -304,16 +300,16 @@ def _take_over(store: Store, job: ServedJob, folder: Path) -> None:
                     partial = folder / ANSWERS / f".{path.name}.tmp"
                     shutil.copy(path, partial)
                     partial.rename(folder / ANSWERS / path.name)
-            console.say(f"the answers of {artifact.reference} are taken over")
+            console.say(f"Reusing the answers of {artifact.reference}")
             return
 
 
 def _answer(config: Config, work: Work, asker: Asker, prompts: dict[str, list[Prompt]]) -> None:
-    """Have all ``prompts`` answered, chunk by chunk, until all are there."""
+    """Get answers to all ``prompts``, chunk by chunk, until all chunks are answered."""
     units = chunks(prompts, config.evaluate.chunk_prompts)
 
     def is_done(unit: str) -> bool:
-        """Without the folder all is done: another process has committed it under its final name."""
+        """If the folder is gone, another process has committed the evaluation, so every unit counts as done."""
         path = work.path / ANSWERS / f"{unit}.parquet"
         return path.is_file() or not path.parent.is_dir()
 
@@ -323,7 +319,7 @@ def _answer(config: Config, work: Work, asker: Asker, prompts: dict[str, list[Pr
         return
     title = f"evaluate {work.name}"
     if len(left) < len(units):
-        console.say(f"{title}: {share.done} of {len(units)} chunks are there already")
+        console.say(f"{title}: {share.done} of {len(units)} chunks are already answered")
     asker.warm_up(units[left[0]][0])
     with console.progress(title, sum(len(units[unit]) for unit in left)) as bar:
         for unit in share:
@@ -369,7 +365,7 @@ def _facts(
 
 
 def _show_plan(config: Config, asker: Asker, prompts: dict[str, list[Prompt]]) -> None:
-    """Answers and tokens, and the time at most, from a few tokens asked for now."""
+    """Print answers, tokens and the longest time, which is estimated from a few tokens asked for now."""
     seconds = asker.warm_up(next(iter(prompts.values()))[0])
     rows, total = [], 0
     for name, listed in prompts.items():
@@ -381,6 +377,6 @@ def _show_plan(config: Config, asker: Asker, prompts: dict[str, list[Prompt]]) -
     console.table(f"Plan: evaluate {asker.server.url}", columns, rows)
     ways = 2 if asker.plain else 1
     console.say(
-        f"At {1000 * seconds:.0f} ms a token {console.duration(total * ways * seconds)} at most, one prompt at a time. "
-        "Nothing was done."
+        f"This takes at most {console.duration(total * ways * seconds)} ({1000 * seconds:.0f} ms per token, one prompt "
+        "at a time). Nothing was done."
     )

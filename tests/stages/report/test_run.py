@@ -62,7 +62,7 @@ def test_it_is_found_again(store, capsys):
     first = run(store, "one:v0", "two")
     again = run(store, "one:v0", str(store.resolve("evaluation", "two").path))  # a folder names the same
     assert again.path == first.path
-    assert "the report is already there: one_vs_two:v0" in capsys.readouterr().out
+    assert "one_vs_two:v0 (" in capsys.readouterr().out
     assert run(store, "one", "two").reference == "one_vs_two:v1"  # another version of the evaluation
 
 
