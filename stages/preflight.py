@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -21,8 +20,6 @@ from pipeline import console
 from pipeline.config import Config, explained, resolve, section
 from pipeline.preflight import Ahead, Check, problems, refuse, room
 from stages.compare.variants import composed_variants
-
-CHECKED = ("cache", "train", "evaluate", "served", "study", "export")  # have a module checks.py
 
 
 def of_steps(ahead: Ahead, task: tuple[str, ...]) -> dict[str, list[Check]]:
@@ -50,12 +47,25 @@ def checks_of(step: str, ahead: Ahead, task: tuple[str, ...]) -> list[Check]:
         return checks_of_variants(ahead, task)
     if step == "evaluate" and ahead.config.engine is not None:
         step = "served"
-    if step not in CHECKED:
-        return []
+    # Imported for the step alone: with some come torch and the libraries of a stage, which other commands do not need.
+    match step:
+        case "cache":
+            from stages.cache.checks import checks
+        case "train":
+            from stages.train.checks import checks
+        case "evaluate":
+            from stages.evaluate.checks import checks
+        case "served":
+            from stages.served.checks import checks
+        case "study":
+            from stages.study.checks import checks
+        case "export":
+            from stages.export.checks import checks
+        case _:
+            return []
     if step in ("evaluate", "study") or (step == "served" and ahead.config.draft is not None):
         ahead = with_own_target(ahead, task)
-    found: list[Check] = importlib.import_module(f"stages.{step}.checks").checks(ahead)
-    return found
+    return checks(ahead)
 
 
 def with_own_target(ahead: Ahead, task: tuple[str, ...]) -> Ahead:
