@@ -1,8 +1,8 @@
-"""The answers artifact: one Parquet file a unit of work, one row an answered turn.
+"""The answers artifact: one Parquet file per unit of work, one row per answered turn.
 
-``prompt_ids`` and ``answer_ids`` are what the target was fed and what it made, in the engine's own ids (the
-end-of-turn token included where the target emitted it): nothing is tokenized again. Prompts that got no
-answer have no row; how many, and why, is in the counts of the file's metadata.
+``prompt_ids`` and ``answer_ids`` are the ids that the engine read and made, including an end-of-turn token, so nothing
+is tokenized again. A prompt without an answer has no row; the counts in the file's metadata say how many there are, and
+why.
 """
 
 from __future__ import annotations
@@ -23,30 +23,25 @@ SCHEMA_VERSION = 1
 COUNTS = b"draftline.counts"
 SCHEMA = pa.schema(
     [
-        pa.field(
-            "key", pa.string(), nullable=False
-        ),  # sha256 (hex) of the prompt, see pipeline/prompts/rows.py
+        pa.field("key", pa.string(), nullable=False),  # pipeline.prompts.rows.prompt_key: SHA-256 (hex)
         pa.field("split", pa.string(), nullable=False),  # train | heldout
         pa.field("category", pa.string()),
         pa.field("turn", pa.int32(), nullable=False),  # 0 for the first answer of a conversation
-        pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),  # up to and with the generation prompt
+        pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),  # the generation prompt included
         pa.field("answer_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("finish_reason", pa.string(), nullable=False),  # stop | length | given | what a server says
+        pa.field("finish_reason", pa.string(), nullable=False),  # stop | length | given | a server's own
         pa.field("messages", pa.string(), nullable=False),  # JSON: the history, then the answer as text
-        pa.field(
-            "thinking", pa.bool_()
-        ),  # enable_thinking of the chat template; null: the template's default
+        pa.field("thinking", pa.bool_()),  # enable_thinking of the chat template; null: its default
         pa.field("sampling", pa.string(), nullable=False),  # JSON: the settings that were in effect
         pa.field("tools", pa.string()),  # JSON: definitions of tools in OpenAI's form; null: there are none
     ]
 )
-WITHOUT_TOOLS = SCHEMA.remove(
-    SCHEMA.get_field_index("tools")
-)  # files that were written before rows had tools
+# Files that an earlier version wrote have no tools.
+WITHOUT_TOOLS = SCHEMA.remove(SCHEMA.get_field_index("tools"))
 
 
 class AnswersError(UserError):
-    """A Parquet file that is damaged or is no file of answers; the message names it."""
+    """A Parquet file is damaged or is no file of answers; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +62,9 @@ class AnswerRow:
 
 
 def write_answers(path: Path, rows: Iterable[AnswerRow], counts: Mapping[str, int] | None = None) -> None:
-    """Write ``rows`` and ``counts`` to ``path``, whole or not at all (write, sync, rename)."""
+    """Write ``rows`` and ``counts`` to ``path``, whole or not at all."""
     metadata = {COUNTS: json.dumps(dict(sorted((counts or {}).items()))).encode()}
-    table = pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA.with_metadata(metadata))
-    write_table(path, table)
+    write_table(path, pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA.with_metadata(metadata)))
 
 
 def answer_files(folder: Path) -> list[Path]:
@@ -79,9 +73,9 @@ def answer_files(folder: Path) -> list[Path]:
 
 
 def read_answers(folder: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """All rows of the artifact in ``folder``, by unit and row (only ``columns`` where given).
+    """All rows of the artifact in ``folder``, by unit and row; ``columns`` selects some of the columns.
 
-    Raises ``AnswersError`` naming the file that is damaged or has other columns.
+    Raises ``AnswersError`` naming a file that is damaged or has other columns.
     """
     chosen = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
     tables = [_read(path, chosen.names) for path in answer_files(folder)]

@@ -1,8 +1,8 @@
 """``calibration.json``: the temperatures that make a draft's confidences mean what they say.
 
-It lies in the folder of every evaluation that used it; an export or an import brings one along in the draft's folder.
-Draft k of a block (k = 0 .. G-1) has the calibrated confidence sigmoid(logit(c_k) / T_k); temperatures are fitted on
-rounds of held-out prompts by pipeline/confidence/temperatures.py.
+It lies beside config.json in the draft's folder, outside the manifest, because it does not change the draft. Each
+evaluation that used it has a copy. Draft k of a block (k = 0 .. G-1) has the calibrated confidence
+sigmoid(logit(c_k) / T_k). pipeline/confidence/temperatures.py fits the temperatures on rounds of held-out prompts.
 """
 
 from __future__ import annotations
@@ -23,31 +23,30 @@ CALIBRATION = "calibration.json"
 SCHEMA_VERSION = 1
 AGAIN = (
     "python -m pipeline stage=evaluate evaluate.calibrate=true, with the target, sampler and benchmarks of this run, "
-    "fits it anew (that of an export stays as it is: export the draft again)"
+    "fits it again (for an export: export the draft again after that)"
 )
 
 
 class CalibrationFileError(UserError):
-    """A ``calibration.json`` that is missing, damaged or of another draft; the message names file and field."""
+    """A ``calibration.json`` is missing, damaged or of another draft; the message names file and field."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Contents of ``calibration.json``, its schema version apart.
+    """Contents of ``calibration.json`` without its schema version.
 
-    ``before`` and ``after`` tell by position how good the cumulative product was on the rounds of the fit, without and
-    with the temperatures: rounds, ece, brier, auc (None: all outcomes equal), and predicted, observed and counts [20].
+    ``before`` and ``after`` give, by position, the quality of the cumulative product on the rounds of the fit, without
+    and with the temperatures.
     """
 
     draft: str  # ``draft_contents`` of the draft's folder
     target: str  # pipeline.target.files.identity of the target
-    sampler: dict[str, Any]  # as it acts: Sampler.effective()
+    sampler: dict[str, Any]  # Sampler.effective()
     dtype: str
     thinking: bool | None
     data: str  # name of the data whose held-out prompts were answered
-    # Fingerprint of all that the rounds depend on but the draft: the above, the data's contents, limits, seed.
-    made_with: str
-    keys: list[str]  # of those prompts (pipeline.prompts.rows.prompt_key): none of them may be reported on
+    made_with: str  # fingerprint of all that the rounds depend on except the draft
+    keys: list[str]  # pipeline.prompts.rows.prompt_key of those prompts, which no evaluation may report on
     rounds: int
     temperatures: list[float]  # [G]
     before: list[PositionQuality]
@@ -55,12 +54,12 @@ class Calibration:
 
     @property
     def prompts(self) -> int:
-        """Prompts whose rounds the temperatures were fitted on."""
+        """How many prompts the temperatures were fitted on."""
         return len(self.keys)
 
 
 def draft_contents(folder: Path) -> str:
-    """Fingerprint of what a draft's folder holds: names and SHA-256 of config.json and the weights."""
+    """Fingerprint of a draft's folder: the names and SHA-256 of config.json and the weights."""
     records = folder_records(folder, (CONFIG, "*.safetensors"))
     return fingerprint({name: record.sha256 for name, record in records.items()})
 
@@ -72,10 +71,10 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
 
 
 def read_calibration(folder: Path, draft: str, drafts: int) -> Calibration:
-    """The calibration in ``folder`` for the draft with the contents ``draft`` and ``drafts`` drafts a block.
+    """The calibration in ``folder`` for the draft with the ``draft_contents`` ``draft`` and ``drafts`` drafts a block.
 
-    Raises ``CalibrationFileError`` naming the file and the field when it is missing, of an unknown schema version, of
-    another draft, or has temperatures that are not ``drafts`` positive finite numbers.
+    Raises ``CalibrationFileError`` naming the file and the field if the file is missing, of an unknown schema version
+    or of another draft, or if its temperatures are not ``drafts`` positive finite numbers.
     """
     path = folder / CALIBRATION
     if not path.is_file():
@@ -94,17 +93,12 @@ def read_calibration(folder: Path, draft: str, drafts: int) -> Calibration:
 
 
 def check_use(
-    folder: Path,
-    found: Calibration,
-    target: str,
-    sampler: dict[str, Any],
-    thinking: bool | None,
-    keys: Collection[str],
-) -> None:
-    """Raise ``CalibrationFileError`` naming the field in which ``found``, of ``folder``, is not for these answers.
+    folder: Path, found: Calibration, target: str, sampler: dict[str, Any], thinking: bool | None, keys: Collection[str]
+) -> None:  # fmt: skip
+    """Raise ``CalibrationFileError`` naming the field that makes ``found``, read from ``folder``, unfit for this run.
 
-    ``target``, ``sampler`` and ``thinking`` (see ``Calibration``) decide how answers are distributed; ``dtype`` only
-    rounds, and is not compared. ``keys`` are of the prompts to be answered: none of them may have been fitted on.
+    ``target``, ``sampler`` and ``thinking`` (see ``Calibration``) determine how answers are distributed; ``dtype`` only
+    affects rounding and is not compared. No prompt of this run (``keys``) may have been used for the fit.
     """
     path = folder / CALIBRATION
     for name, expected in (("target", target), ("sampler", sampler), ("thinking", thinking)):
@@ -122,7 +116,7 @@ def check_use(
 
 
 def _short(value: Any) -> str:
-    """A fingerprint by its first characters."""
+    """The first characters of a fingerprint, or another value whole."""
     return f"{value[:12]}..." if isinstance(value, str) else str(value)
 
 
@@ -130,7 +124,7 @@ def _check(path: Path, values: dict[str, Any], draft: str, drafts: int) -> None:
     if values["draft"] != draft:
         raise CalibrationFileError(
             f"{path}: draft: made for another draft (expected {draft[:12]}..., got {str(values['draft'])[:12]}...); "
-            "remove the file, or put that draft's back"
+            "remove the file, or restore the one of this draft"
         )
     temperatures = values["temperatures"]
     if not isinstance(temperatures, list) or len(temperatures) != drafts:

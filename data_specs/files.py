@@ -1,4 +1,4 @@
-"""Files and folders that survive a power cut: synced before they get their name, and the name synced after."""
+"""Files and folders that survive a power cut: their contents are synced before the rename, and their name after."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Wait until the file's contents, or the folder's names, are on the disk."""
+    """Wait until the contents of a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -19,7 +19,7 @@ def sync(path: Path) -> None:
 
 
 def rename_synced(source: Path, target: Path) -> None:
-    """Rename ``source`` (a file, or a folder with all below it) to ``target``, so that both survive a power cut.
+    """Rename ``source``, a file or a whole folder, to ``target``, so that contents and name survive a power cut.
 
     Raises ``OSError`` when ``target`` is a folder that is not empty.
     """
@@ -31,9 +31,9 @@ def rename_synced(source: Path, target: Path) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """The temporary name to write to within the block; at its end ``path`` is the whole new file.
+    """Yield a temporary name to write to. At the end of the block, ``path`` is the whole new file.
 
-    If the block fails, ``path`` stays as it was. ``Store.commit`` removes what a killed process leaves behind.
+    If the block fails, ``path`` is unchanged. ``Store.commit`` removes the file that a killed process leaves behind.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

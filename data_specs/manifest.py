@@ -1,7 +1,7 @@
-"""The manifest of an artifact: what it is, what it was made from, and how to tell that it is whole.
+"""The manifest of an artifact: what it is, what it was made from, and how to check that it is whole.
 
-An artifact is a folder with ``manifest.json``. The manifest is written last and the folder is committed
-by rename, so a folder without a manifest does not exist for any reader.
+An artifact is a folder with ``manifest.json``. The manifest is written last and the folder is committed by rename, so
+no reader regards a folder without a manifest as an artifact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = ("answers", "cache", "draft", "evaluation", "study", "comparison", "repo
 
 
 class ManifestError(UserError):
-    """A folder that is no artifact, or whose contents are not those that its manifest names."""
+    """A folder is no artifact, or its contents differ from its manifest."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of ``manifest.json``; see the module's docstring.
+    """Contents of ``manifest.json``.
 
-    ``fingerprint`` identifies the inputs and the configuration that made the artifact (equal fingerprint:
-    nothing to do again). ``parents`` maps a role (``answers``, ``cache``, ``draft``) to the fingerprint of
-    the artifact read. ``files`` maps a path relative to the folder to its record.
+    ``fingerprint`` identifies the inputs and the configuration; an artifact with the same fingerprint is reused.
+    ``parents`` maps a role (``answers``, ``cache``, ``draft``) to the fingerprint of the artifact that was read.
+    ``files`` maps a path relative to the folder to its record.
     """
 
     kind: str
@@ -56,12 +56,12 @@ class Manifest:
 
 
 def canonical(value: Any) -> str:
-    """JSON text of ``value`` with sorted keys: equal values give equal text."""
+    """JSON text of ``value`` with sorted keys, so that equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def fingerprint(*parts: Any) -> str:
-    """SHA-256 over the canonical JSON of ``parts`` (hex, 64 characters)."""
+    """SHA-256 (64 hex digits) over the canonical JSON of ``parts``."""
     return hashlib.sha256(canonical(parts).encode()).hexdigest()
 
 
@@ -73,20 +73,20 @@ def file_record(path: Path) -> FileRecord:
 
 
 def folder_records(folder: Path, patterns: tuple[str, ...] = ("**/*",)) -> dict[str, FileRecord]:
-    """Records of every file below ``folder`` that matches one of ``patterns`` (the manifest left out)."""
+    """Records of the files below ``folder`` that match one of ``patterns``, without the manifest."""
     paths = {path for pattern in patterns for path in folder.glob(pattern)}
     files = sorted(path for path in paths if path.is_file() and path.name != MANIFEST)
     return {path.relative_to(folder).as_posix(): file_record(path) for path in files}
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as JSON so that ``path`` holds either the old or the whole new text."""
+    """Write ``value`` as JSON; at any moment, ``path`` holds the whole old or the whole new text."""
     with written_whole(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False))
 
 
 def read_json(path: Path) -> Any:
-    """Parse the JSON file at ``path``; a ``ManifestError`` names the file when it is absent or damaged."""
+    """Parse the JSON file at ``path``. Raises ``ManifestError`` naming the file if it is absent or damaged."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
@@ -96,13 +96,16 @@ def read_json(path: Path) -> Any:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``manifest.json`` into ``folder``, whole or not at all, with a digest over its own fields."""
+    """Write ``manifest.json`` into ``folder``, whole or not at all, with a digest of its own fields."""
     values = asdict(manifest)
     write_json(folder / MANIFEST, values | {"digest": fingerprint(values)})
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check ``manifest.json`` of ``folder``; errors name the file and the field, or say that it was edited."""
+    """Read and check ``manifest.json`` of ``folder``.
+
+    Raises ``ManifestError`` naming the file and the field, or saying that the file was edited.
+    """
     path = folder / MANIFEST
     value = read_json(path)
     names = {*Manifest.__dataclass_fields__, "digest"}
@@ -113,21 +116,18 @@ def read_manifest(folder: Path) -> Manifest:
         raise ManifestError(f"{path}: field kind: expected one of {KINDS}, got {value['kind']!r}")
     digest = value.pop("digest")
     if digest != fingerprint(value):
-        raise ManifestError(
-            f"{path}: the fields do not match the digest written with them: the file was edited"
-        )
+        raise ManifestError(f"{path}: the fields do not match their digest, so the file was edited")
     value["files"] = {name: FileRecord(**record) for name, record in value["files"].items()}
     return Manifest(**value)
 
 
 def verify_files(folder: Path, files: dict[str, FileRecord]) -> None:
-    """Check that every file of ``files`` is there and unchanged; ``ManifestError`` names the first that is not."""
+    """Raise ``ManifestError`` naming the first of ``files`` that is missing or changed."""
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
             raise ManifestError(f"{path}: named in the manifest, but missing")
-        size = path.stat().st_size
-        if size != expected.size:
+        if (size := path.stat().st_size) != expected.size:
             raise ManifestError(f"{path}: expected {expected.size} bytes, got {size}")
         got = file_record(path).sha256
         if got != expected.sha256:

@@ -1,4 +1,4 @@
-"""Parquet files that are there whole or not at all."""
+"""Parquet files, each of which exists whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from data_specs.files import written_whole
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write ``table`` to ``path``, which is absent, old or whole at any moment."""
+    """Write ``table``; at any moment, ``path`` is absent, the whole old file or the whole new one."""
     with written_whole(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 
 def read_table(path: Path, schema: pa.Schema, what: str, error: type[UserError]) -> pa.Table:
-    """The table at ``path``; ``error`` names the file that is no Parquet file of ``what``, or has other columns."""
+    """The table at ``path``. ``error`` names a file that is no Parquet file of ``what`` or has other columns."""
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as cause:
@@ -30,3 +30,14 @@ def read_table(path: Path, schema: pa.Schema, what: str, error: type[UserError])
         )
         raise error(f"{path}: expected the columns {expected}, got {got}")
     return table
+
+
+def read_tables(folder: Path, schema: pa.Schema, what: str, error: type[UserError]) -> pa.Table:
+    """All Parquet files in ``folder`` as one table, in the order of their names.
+
+    Raises ``error`` naming the folder if it has none, or a file as ``read_table`` does.
+    """
+    paths = sorted(folder.glob("*.parquet"))
+    if not paths:
+        raise error(f"{folder}: expected Parquet files of {what}, found none")
+    return pa.concat_tables([read_table(path, schema, what, error) for path in paths])

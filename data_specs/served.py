@@ -1,11 +1,11 @@
-"""The answers of a server that was evaluated by its own counters: one row an answer, raw.
+"""The answers of a server that was evaluated by its own counters: one row per answer.
 
-    answers/<benchmark>-<chunk>.parquet   one file a unit of work, written whole
+    answers/<benchmark>-<chunk>.parquet   one file per unit of work, written whole
     summary.json  summary.md  *.png       made from the answers by stages/served/report.py
-    report.html   what training promised (the draft's own evaluation, where there is one) and what serving gives
+    report.html   what the draft's own evaluation promised, if there is one, beside what serving gives
 
-It is an artifact of the kind ``evaluation`` without rounds: an engine counts by the answer. The counters are kept as
-they came; null where the engine does not tell.
+This artifact of the kind ``evaluation`` has no rounds, because an engine counts by the answer. The counters are stored
+as the engine reports them, and null if it does not report them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from data_specs.evaluation import EvaluationError
-from data_specs.parquet import read_table, write_table
+from data_specs.parquet import read_tables, write_table
 
 SCHEMA_VERSION = 1
 ANSWERS = "answers"
@@ -35,23 +35,20 @@ SCHEMA = pa.schema(
         ("finish", pa.string()),  # stop | length
         ("drafts", pa.int32()),  # verification steps with drafts
         ("drafted", pa.int32()),  # tokens drafted in them
-        ("accepted", pa.int32()),  # of those, accepted: also beyond the answer's end
+        ("accepted", pa.int32()),  # of them, accepted, including those beyond the answer's end
         ("accepted_at", pa.list_(pa.int32())),  # steps that accepted at least k drafts, k = 1 ... K
     ]
 )
 
 
 def write_answers(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write ``rows`` (keys as in ``SCHEMA``); ``path`` is whole or absent."""
+    """Write ``rows``, whose keys are those of ``SCHEMA``, to ``path``, whole or not at all."""
     write_table(path, pa.Table.from_pylist(list(rows), SCHEMA))
 
 
 def read_answers(folder: Path) -> pa.Table:
     """All answers of the evaluation at ``folder``, in the order of their files.
 
-    Raises ``EvaluationError`` naming the file that is no Parquet file or has other columns.
+    Raises ``EvaluationError`` naming a file that is no Parquet file or has other columns.
     """
-    paths = sorted((folder / ANSWERS).glob("*.parquet"))
-    if not paths:
-        raise EvaluationError(f"{folder / ANSWERS}: expected Parquet files of answers, found none")
-    return pa.concat_tables([read_table(path, SCHEMA, "answers", EvaluationError) for path in paths])
+    return read_tables(folder / ANSWERS, SCHEMA, "answers", EvaluationError)

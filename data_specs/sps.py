@@ -1,17 +1,17 @@
-"""Tables of what a step of an engine costs: steps a second by the tokens of the verification pass, SPS(B).
+"""Tables of the cost of an engine's step: SPS(B), the steps per second with B tokens in the verification pass.
 
-One JSON file a table; those of the project lie in data_specs/sps/. Fields, all of them required:
+Each table is one JSON file; the project's own are in data_specs/sps/. All fields are required:
 
-    name              short name, part of a plot's legend
-    machine, model    what the steps run on, and which target
-    source            "measured", or "model": made from a formula and not measured
+    name              short name for the legend of a plot
+    machine, model    the hardware, and the target
+    source            "measured", or "model" if it comes from a formula
     note              how it was measured, or the formula with its numbers
     context           positions that all requests of a measured step held together (0: none, see position_seconds)
-    position_seconds  seconds a step that each further position of context costs (reading its keys and values)
+    position_seconds  seconds that each further position of context adds to a step (reading its keys and values)
     points            [{"tokens": B, "steps_per_second": SPS(B)}, ...] by ascending B, from B = 1
     draft             [{"requests": R, "seconds": of one draft pass}, ...] by ascending R, from R = 1
 
-Between two points the seconds of a step are taken to be linear in B; beyond the last nothing is known.
+Between two points, the seconds of a step are linear in B. Beyond the last point, nothing is known.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Points = tuple[tuple[int, float], ...]
 
 
 class SpsError(UserError):
-    """A table that is missing, damaged or too short; the message names the file and the field."""
+    """A table is missing, damaged or too short; the message names the file and the field."""
 
 
 @dataclass(frozen=True)
 class SpsTable:
-    """See the module's docstring. ``points`` hold (tokens, steps a second), ``draft`` (requests, seconds)."""
+    """See the module's docstring. ``points`` hold (tokens, steps per second), ``draft`` (requests, seconds)."""
 
     name: str
     machine: str
@@ -49,24 +49,22 @@ class SpsTable:
     draft: Points
 
     def check_covers(self, tokens: int, requests: int) -> None:
-        """Raise ``SpsError`` unless steps of ``tokens`` and draft passes of ``requests`` lie within the table."""
-        for field, unit, points, asked in (
-            ("points", "B", self.points, tokens),
-            ("draft", "R", self.draft, requests),
-        ):
+        """Raise ``SpsError`` unless the table covers steps of ``tokens`` and draft passes of ``requests``."""
+        wanted = (("points", "B", self.points, tokens), ("draft", "R", self.draft, requests))
+        for field, unit, points, asked in wanted:
             if asked > points[-1][0]:
                 raise SpsError(
-                    f"SPS table {self.name}: {field}: reaches {unit} = {points[-1][0]}, needed is {unit} = {asked}"
+                    f"SPS table {self.name}: {field}: ends at {unit} = {points[-1][0]}, but {unit} = {asked} is needed"
                 )
 
 
 def names() -> list[str]:
-    """The tables that the project brings."""
+    """The names of the project's own tables."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def locate(name: str) -> Path:
-    """The file of a table: one of ``names``, or a path to a JSON file. Raises ``SpsError`` with what there is."""
+    """The file of a table: one of ``names``, or a path to a JSON file. Otherwise raises ``SpsError`` with the names."""
     path = FOLDER / f"{name}.json"
     if path.is_file():
         return path
@@ -76,7 +74,7 @@ def locate(name: str) -> Path:
 
 
 def read_table(path: Path) -> SpsTable:
-    """Read and check the table at ``path``; ``SpsError`` names the file and the field, or the row."""
+    """Read and check the table at ``path``. Raises ``SpsError`` naming the file and the field or row."""
     value = read_json(path)
     expected = {field.name for field in fields(SpsTable)}
     if not isinstance(value, dict) or set(value) != expected:
@@ -89,17 +87,14 @@ def read_table(path: Path) -> SpsTable:
             raise SpsError(f"{path}: {field}: expected text, got {value[field]!r}")
     for field in ("context", "position_seconds"):
         _number(value[field], 0, f"{path}: {field}")
+    points = _points(path, "points", value["points"], "tokens", "steps_per_second")
     return SpsTable(
-        **value
-        | {
-            "points": _points(path, "points", value["points"], "tokens", "steps_per_second"),
-            "draft": _points(path, "draft", value["draft"], "requests", "seconds"),
-        }
+        **value | {"points": points, "draft": _points(path, "draft", value["draft"], "requests", "seconds")}
     )
 
 
 def _points(path: Path, field: str, rows: Any, count: str, value: str) -> Points:
-    """Rows of a list, ascending from a count of 1."""
+    """The (count, value) of the ``rows``; the counts must ascend from 1."""
     if not isinstance(rows, list) or not rows:
         raise SpsError(f"{path}: {field}: expected a list of points, got {rows!r}")
     found: list[tuple[int, float]] = []
@@ -116,11 +111,7 @@ def _points(path: Path, field: str, rows: Any, count: str, value: str) -> Points
 
 
 def _number(value: Any, least: float, place: str) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value < least
-    ):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < least:
         raise SpsError(f"{place}: expected a finite number >= {least:g}, got {value!r}")
     return float(value)

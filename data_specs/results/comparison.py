@@ -1,4 +1,4 @@
-"""``comparison.json``: drafters trained alike, side by side in one table and in figures over one key of the config."""
+"""``comparison.json``: drafters trained alike, compared in one table and in figures over one key of the config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESULT, MARKDOWN = "comparison.json", "comparison.md"
 
 @dataclass(frozen=True)
 class ComparisonFacts:
-    """What all variants share."""
+    """Settings that all variants share."""
 
     target: str
     cache: str  # reference
@@ -38,7 +38,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """Macro averages of what a drafter costs and brings."""
+    """Macro averages of a drafter's costs and benefits."""
 
     acceptance_rate: Figure
     drafted_length: Figure
@@ -50,7 +50,7 @@ class SpeedRow:
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """One variant a drafter. ``order`` names the rows, the macro average last if there are several benchmarks."""
+    """One variant per drafter. ``order`` names the rows; with several benchmarks, the last is the macro average."""
 
     drafters: list[str]
     order: list[str]
@@ -63,7 +63,7 @@ class ComparisonTable:
 
 @dataclass(frozen=True)
 class StepShare:
-    """Median milliseconds of a draft step and of its parallel pass, and the share that goes from left to right."""
+    """Median milliseconds of a draft step and of its parallel pass, and the share that drafts from left to right."""
 
     draft_ms: float
     parallel_ms: float
@@ -114,8 +114,5 @@ def write_comparison(folder: Path, result: ComparisonResult) -> None:
 
 
 def read_comparison(folder: Path) -> ComparisonResult:
-    """The comparison in ``folder``.
-
-    Raises ``ManifestError`` that names the file, and the field if one is missing or of a wrong type.
-    """
+    """The comparison in ``folder``; see ``read_record`` for the errors."""
     return read_record(folder / RESULT, ComparisonResult)

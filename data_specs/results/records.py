@@ -1,7 +1,7 @@
 """JSON files whose contents are a dataclass: all fields are checked when a file is read.
 
-A field with a default may be missing in the file, as in one that an older version wrote. ``Omitted[T]`` is a field that
-is left out of the file when it is None.
+A field with a default may be missing in the file, because an older version may have written it. ``Omitted[T]`` is a
+field that is left out of the file if it is None.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Omitted = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 
 
 class RecordError(ManifestError):
-    """A JSON file with a field that is missing or of a wrong type; the message names the file and the field."""
+    """A field of a JSON file is missing or of a wrong type; the message names the file and the field."""
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """``record``, a dataclass, as the dictionaries, lists and numbers of its JSON."""
+    """The dictionaries, lists and numbers of the JSON of ``record``, a dataclass."""
     return dict(TypeAdapter(type(record)).dump_python(record, mode="json", by_alias=True))
 
 
 def write_record(path: Path, record: Any) -> None:
-    """Write ``record``, a dataclass, as JSON with sorted keys; ``path`` is whole or absent."""
+    """Write ``record``, a dataclass, as JSON with sorted keys to ``path``, whole or not at all."""
     write_json(path, to_json(record))
 
 
@@ -42,9 +42,9 @@ def read_record(path: Path, kind: type[T]) -> T:
 
 
 def parse(values: Any, kind: type[T], path: Path) -> T:
-    """``values``, the contents of the JSON file ``path``, as a ``kind``; raises ``RecordError`` as ``read_record``."""
+    """``values``, read from the JSON file ``path``, as a ``kind``. Raises ``RecordError`` as ``read_record`` does."""
     try:
-        # As JSON has it: a list may become a tuple, but a text never becomes a number.
+        # In strict mode, a list may become a tuple, but a text never becomes a number.
         record: T = TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
         return record
     except ValidationError as error:

@@ -12,7 +12,7 @@ from data_specs.study import RESULT
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFacts:
-    """What was studied and with what. ``notes`` says of each SPS table how it was made."""
+    """What was studied, and how. ``notes`` says how each SPS table was made."""
 
     draft: str
     target: str
@@ -32,9 +32,9 @@ class StudyFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadMetrics:
-    """Figures of one run under load; None if nothing of the kind happened. stages/study/metrics.py says what each is.
+    """Figures of one run under load, which stages/study/metrics.py describes; None if nothing of the kind happened.
 
-    Studies made before ``steady`` and ``speed`` were introduced lack these two.
+    Older studies lack ``steady`` and ``speed``.
     """
 
     tokens: float
@@ -60,7 +60,7 @@ class LoadMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPoint:
-    """A policy at a number of requests at a time; ``metrics`` are means over the repeats."""
+    """A policy at one concurrency; ``metrics`` are means over the repeats."""
 
     policy: str
     concurrency: int
@@ -72,7 +72,7 @@ class RealPoint(LoadPoint):
     """A point that was served."""
 
     repeats: int
-    throughputs: list[float]  # tokens a second of each repeat
+    throughputs: list[float]  # tokens per second of each repeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +84,14 @@ class SimulatedPoint(LoadPoint):
     """
 
     sps: str
-    arrival: float | None  # requests a second; None: all at once
+    arrival: float | None  # requests per second; None: all at once
     repeats: Omitted[int] = None
     throughputs: Omitted[list[float]] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Throughput of a point as measured and as simulated; ``error`` is simulated / real - 1."""
+    """Measured and simulated throughput of a point; ``error`` is simulated / real - 1."""
 
     policy: str
     concurrency: int
@@ -102,7 +102,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Fronts:
-    """Policy -> its Pareto front (tokens/s/user, tokens/s), and its tokens/s at each speed asked for."""
+    """Each policy's Pareto front (tokens/s/user, tokens/s), and its tokens/s at each requested speed."""
 
     points: dict[str, list[tuple[float, float]]]
     sla: dict[str, dict[str, float | None]]
@@ -116,10 +116,10 @@ class Check:
     shortfall: float  # of its front
     limit: float
     holds: bool
-    budgets: list[tuple[int, float]]  # (requests at a time, tokens verified a request)
+    budgets: list[tuple[int, float]]  # (concurrency, verified tokens per request)
     budget_falls: bool
     same_load: float  # largest share of throughput missed at equal load
-    plain_ahead_from: int | None  # requests at a time from which on plain decoding serves more; None: nowhere
+    plain_ahead_from: int | None  # concurrency from which plain decoding serves more; None: none
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,5 @@ def write_study(folder: Path, result: StudyResult) -> None:
 
 
 def read_study(folder: Path) -> StudyResult:
-    """The result in ``folder``.
-
-    Raises ``ManifestError`` that names the file, and the field if one is missing or of a wrong type.
-    """
+    """The result in ``folder``; see ``read_record`` for the errors."""
     return read_record(folder / RESULT, StudyResult)

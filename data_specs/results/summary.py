@@ -1,6 +1,6 @@
 """``summary.json`` of an evaluation: what was evaluated, and the figures of every benchmark.
 
-``Summary`` is that of an evaluation in this process, ``ServedSummary`` that of a running server by its own counters.
+``Summary`` is of an evaluation in this process, and ``ServedSummary`` of a running server by its own counters.
 pipeline/acceptance.py says how each metric is computed.
 """
 
@@ -68,10 +68,10 @@ class Facts:
     sampler: Sampler  # the parameters that act: Sampler.effective()
     max_new_tokens: int
     thinking: bool | None
-    device: str  # of a server: the engine and its version
+    device: str  # for a server: the engine and its version
     dtype: str
     prompts: dict[str, int]  # selected, by benchmark
-    trained: Omitted[dict[str, int]] = None  # of them those that the draft was trained on; None: not known
+    trained: Omitted[dict[str, int]] = None  # how many of them the draft was trained on; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class CalibrationEffect:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """Figures at one threshold: drafts a round, and how many answers follow from the record or were decoded again."""
+    """Figures at one threshold. ``exact`` answers follow from the record; ``anew`` answers were decoded again."""
 
     threshold: float
     accepted: float
@@ -147,7 +147,7 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class Machine:
-    """The hardware of a profile, without names of hosts or users."""
+    """The hardware of a profile, without the names of hosts or users."""
 
     device: str
     cores: int | None
@@ -186,7 +186,7 @@ class CostCurve:
 
 @dataclass(frozen=True)
 class Profile:
-    """What steps cost on this machine (pipeline/decoding/step_costs.py)."""
+    """The costs of steps on this machine (pipeline/decoding/step_costs.py)."""
 
     machine: Machine
     block: int
@@ -225,7 +225,7 @@ class Summary(AnySummary):
 
 @dataclass(frozen=True)
 class Promised:
-    """The draft's own evaluation of the benchmarks that were served: what its manifest says, and its summary."""
+    """The draft's own evaluation of the benchmarks that were served: fields of its manifest, and its summary."""
 
     reference: str
     created: str
@@ -237,7 +237,7 @@ class Promised:
 
 @dataclass(frozen=True)
 class Served:
-    """What is known of a server's evaluation only."""
+    """Facts that only an evaluation of a server has."""
 
     steps_told: bool  # whether the engine counts its verification steps
     past_end: int  # answers that went on after an end token of the target
@@ -246,7 +246,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedSummary(AnySummary):
-    """Summary of an evaluation of a running server; what the engine does not tell is None."""
+    """Summary of an evaluation of a running server; values that the engine does not report are None."""
 
     facts: ServedFacts
     served: Served
@@ -258,10 +258,7 @@ def write_summary(folder: Path, summary: Summary | ServedSummary) -> None:
 
 
 def read_summary(folder: Path) -> Summary | ServedSummary:
-    """The summary in ``folder``. A section ``served`` makes it that of a server.
-
-    Raises ``ManifestError`` that names the file, and the field if one is missing or of a wrong type.
-    """
+    """The summary in ``folder``: of a server if it has a section ``served``. See ``parse`` for the errors."""
     path = folder / SUMMARY
     values = read_json(path)
     served = isinstance(values, dict) and "served" in values

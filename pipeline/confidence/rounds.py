@@ -1,4 +1,4 @@
-"""Recorded rounds as arrays: how sure the draft was of each token, and what held; the quality of that.
+"""Recorded rounds as arrays: how confident the draft was of each token, and what was accepted.
 
 Shapes: N rounds >= 1 of the answers made with the draft, G drafts a block.
 """
@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 
 from data_specs.evaluation import DRAFT, EvaluationError
 from data_specs.results.summary import PositionQuality
-from pipeline.confidence.temperatures import BINS, Quality, quality, scaled
+from pipeline.confidence.temperatures import BINS, quality, scaled
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Rounds of one table; ``confidences`` fp64 [N, G] is NaN where no token was drafted, the others int64 [N].
+    """Rounds of one table. ``confidences`` fp64 [N, G] is NaN where no token was drafted; counts are int64 [N].
 
     ``dialogues`` [N] names the prompt of each round, ``<benchmark>/<prompt>``.
     """
@@ -41,7 +41,7 @@ class Observed:
 def observe(rounds: pa.Table, drafts: int) -> Observed:
     """The drafting rounds of ``rounds`` (schema: data_specs/evaluation.py); ``drafts`` is G.
 
-    Raises ``EvaluationError`` naming benchmark, prompt and round of a confidence that is no probability, or absent.
+    Raises ``EvaluationError`` naming benchmark, prompt and round if a confidence is absent or no probability.
     """
     drafted = pc.and_(pc.equal(rounds["mode"], DRAFT), pc.greater(rounds["round"], 0))
     table = rounds.filter(drafted).combine_chunks()
@@ -57,19 +57,20 @@ def observe(rounds: pa.Table, drafts: int) -> Observed:
 def compare(observed: Observed, temperatures: Sequence[float]) -> dict[str, list[PositionQuality]]:
     """``before`` and ``after``: quality of the cumulative product by position, without and with temperatures [G].
 
-    Positions that no round reached have 0 rounds, and errors of 0 that say nothing.
+    A position that no round reached has 0 rounds, so its errors of 0 mean nothing.
     """
     raw = observed.confidences
     versions = {"before": raw, "after": scaled(raw, np.asarray(temperatures)) if len(raw) else raw}
+    nothing = PositionQuality(0, 0.0, 0.0, None, [None] * BINS, [None] * BINS, [0] * BINS)
     found = {}
     for name, values in versions.items():
-        reached = [_described(q) for q in quality(values, observed.accepted, observed.proposed)]
-        found[name] = reached + [_nothing() for _ in temperatures[len(reached) :]]
+        reached = quality(values, observed.accepted, observed.proposed)
+        found[name] = reached + [nothing] * (len(temperatures) - len(reached))
     return found
 
 
 def _confidences(table: pa.Table, drafted: Array, drafts: int) -> Array:
-    """fp64 [N, G] of the lists in ``table``, NaN behind their ends."""
+    """The lists in ``table`` as fp64 [N, G], NaN after their ends."""
     column = table["confidences"]
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     if (lengths != drafted).any():
@@ -91,24 +92,3 @@ def _confidences(table: pa.Table, drafted: Array, drafts: int) -> Array:
 def _place(table: pa.Table, row: int) -> str:
     found = table.slice(row, 1).to_pylist()[0]
     return f"benchmark {found['benchmark']}, prompt {found['prompt']}, turn {found['turn']}, round {found['round']}"
-
-
-def _nothing() -> PositionQuality:
-    return PositionQuality(0, 0.0, 0.0, None, [None] * BINS, [None] * BINS, [0] * BINS)
-
-
-def _described(found: Quality) -> PositionQuality:
-    """The record of one position: None where a bin is empty."""
-
-    def known(values: Array) -> list[float | None]:
-        return [None if np.isnan(value) else float(value) for value in values]
-
-    return PositionQuality(
-        rounds=found.rounds,
-        ece=found.ece,
-        brier=found.brier,
-        auc=found.auc,
-        predicted=known(found.predicted),
-        observed=known(found.observed),
-        counts=[int(n) for n in found.counts],
-    )

@@ -1,27 +1,26 @@
 """Sequential Temperature Scaling of confidences, and how well calibrated they are.
 
-c[k] is the confidence head's probability that draft k of a block is accepted, given that those before it are; what the
-scheduler uses is the cumulative product a[k] = prod_{i <= k} c[i]. Temperatures are fitted from left to right: T_k
-minimises the expected calibration error (ECE) of prod_{i <= k} sigmoid(logit(c_i) / T_i), the earlier ones fixed
-(arXiv 2607.05147). Dividing a logit by a temperature keeps the order of c[k], so no ranking at a position changes.
+c[k] is the confidence head's probability that draft k of a block is accepted if those before it are. The scheduler
+uses the cumulative product a[k] = prod_{i <= k} c[i]. Temperatures are fitted from left to right: with the earlier ones
+fixed, T_k minimises the expected calibration error (ECE) of prod_{i <= k} sigmoid(logit(c_i) / T_i) (arXiv 2607.05147).
+Dividing a logit by a temperature keeps the order of c[k], so no ranking at a position changes.
 
-Shapes: N rounds, G drafts a block. ``accepted`` int64 [N] leading drafts that held, ``proposed`` int64 [N] drafts that
-had a chance to (a round that ends early says nothing about later ones). Everything is numpy, nothing reads a file.
+Shapes: N rounds, G drafts a block. ``accepted`` int64 [N] counts the leading drafts that were accepted, and
+``proposed`` int64 [N] those that could have been: a round that ends early says nothing about later drafts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from data_specs.errors import UserError
+from data_specs.results.summary import PositionQuality
 
 Array = np.ndarray
-# Neighbours differ by 5 %. At 100 hardly anything is left of a confidence but one half: a head that was overfitted
-# needs that much, and no temperature takes a confidence above one half below it.
+# Neighbours differ by 5 %. An overfitted head may need 100, which leaves hardly more than one half of any confidence.
 GRID = np.geomspace(0.1, 100.0, 142)
 BINS = 20
 # Simulated (five positions, twelve fits each): 2 rounds give any temperature and a calibration error of 13 to 19 %.
@@ -32,30 +31,13 @@ EDGE = 1e-9  # confidences are kept this far from 0 and 1, where a logit is infi
 
 
 class CalibrationError(UserError):
-    """Rounds that nothing can be fitted from; the message says what was expected."""
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How good predictions are at one position: of the accepted share, by bins, and of their order.
-
-    ``auc`` is None where all outcomes are equal. ``predicted``, ``observed`` and ``counts`` [20] make the reliability
-    diagram: mean prediction and share of accepted in each bin (NaN where it is empty).
-    """
-
-    rounds: int
-    ece: float
-    brier: float
-    auc: float | None
-    predicted: Array
-    observed: Array
-    counts: Array
+    """Nothing can be fitted from these rounds; the message says what was expected."""
 
 
 def fit(confidences: Array, accepted: Array, proposed: Array) -> Array:
     """Temperatures fp64 [G] by the module's rule; positions that fewer than ``LEAST_ROUNDS`` reached keep 1.
 
-    Raises ``CalibrationError`` for confidences that are no probabilities, or none at all.
+    Raises ``CalibrationError`` if there are no confidences, or some are no probabilities.
     """
     logits = _logits(confidences)
     temperatures = np.ones(logits.shape[1])
@@ -79,9 +61,9 @@ def scaled(confidences: Array, temperatures: Array) -> Array:
 
 
 def raw_thresholds(threshold: float, temperatures: Sequence[float]) -> list[float]:
-    """What the raw confidence of each draft must reach for the calibrated one to reach ``threshold`` (0 to 1).
+    """The raw confidence of each draft at which the calibrated one reaches ``threshold`` (0 to 1).
 
-    sigmoid(logit(c) / T_k) >= t is c >= sigmoid(T_k logit(t)); 0 and 1 stay, and so does any t at T_k = 1.
+    sigmoid(logit(c) / T_k) >= t means c >= sigmoid(T_k logit(t)). Thresholds 0 and 1 stay, as does any t at T_k = 1.
     """
     if threshold in (0, 1):
         return [float(threshold)] * len(temperatures)
@@ -89,16 +71,15 @@ def raw_thresholds(threshold: float, temperatures: Sequence[float]) -> list[floa
     return [threshold if t == 1 else 1 / (1 + math.exp(min(-t * logit, 700.0))) for t in temperatures]
 
 
-def quality(confidences: Array, accepted: Array, proposed: Array) -> list[Quality]:
+def quality(confidences: Array, accepted: Array, proposed: Array) -> list[PositionQuality]:
     """Quality of the cumulative product at each position that some round reached."""
     products = np.cumprod(np.asarray(confidences, dtype=np.float64), axis=1)
-    found = []
-    for k in range(products.shape[1]):
-        rows = np.asarray(proposed) > k
-        if not rows.any():
-            break
-        found.append(_quality(products[rows, k], np.asarray(accepted)[rows] > k))
-    return found
+    reached = [np.asarray(proposed) > k for k in range(products.shape[1])]
+    return [
+        _quality(products[rows, k], np.asarray(accepted)[rows] > k)
+        for k, rows in enumerate(reached)
+        if rows.any()
+    ]
 
 
 def ece(predictions: Array, outcomes: Array, bins: int = BINS) -> float:
@@ -109,7 +90,10 @@ def ece(predictions: Array, outcomes: Array, bins: int = BINS) -> float:
 
 
 def auc(predictions: Array, outcomes: Array) -> float | None:
-    """Probability that a prediction of an outcome 1 is above one of an outcome 0 (ties count half)."""
+    """Probability that the prediction for an outcome 1 exceeds that for an outcome 0; ties count half.
+
+    None if all outcomes are equal.
+    """
     positive = int(outcomes.sum())
     negative = len(outcomes) - positive
     if not positive or not negative:
@@ -119,26 +103,23 @@ def auc(predictions: Array, outcomes: Array) -> float | None:
     return float((ranks[place][outcomes].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def _quality(predictions: Array, outcomes: Array) -> Quality:
+def _quality(predictions: Array, outcomes: Array) -> PositionQuality:
     place = np.minimum((predictions * BINS).astype(np.int64), BINS - 1)
-    counts = np.bincount(place, minlength=BINS)
-    with np.errstate(invalid="ignore"):
-        predicted = np.bincount(place, predictions, minlength=BINS) / counts
-        observed = np.bincount(place, outcomes, minlength=BINS) / counts
+    counts = np.bincount(place, minlength=BINS).tolist()
+
+    def means(values: Array) -> list[float | None]:
+        sums = np.bincount(place, values, minlength=BINS)
+        return [float(total) / n if n else None for total, n in zip(sums, counts, strict=True)]
+
     brier = float(np.mean((predictions - outcomes) ** 2))
-    return Quality(
-        len(predictions),
-        ece(predictions, outcomes),
-        brier,
-        auc(predictions, outcomes),
-        predicted,
-        observed,
-        counts,
-    )
+    return PositionQuality(
+        len(predictions), ece(predictions, outcomes), brier, auc(predictions, outcomes), means(predictions),
+        means(outcomes), counts,
+    )  # fmt: skip
 
 
 def _logits(confidences: Array) -> Array:
-    """Logits fp64 [N, G]; NaN stands where a round drafted less than G and is never looked at."""
+    """Logits fp64 [N, G]. They are NaN, and never used, where a round drafted fewer than G tokens."""
     values = np.asarray(confidences, dtype=np.float64)
     if values.ndim != 2 or not values.size:
         raise CalibrationError("confidences: expected at least one round with confidences, got none")

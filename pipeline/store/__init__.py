@@ -1,1 +1,1 @@
-"""The artifact store: versioned folders, work that processes share, what a run tells its tracker."""
+"""The artifact store: versioned folders, work that processes share, and the tracking of runs."""

@@ -1,7 +1,7 @@
 """Versioned artifacts on disk: find, resolve, resume and commit them.
 
-artifacts/<kind>/<name>/v0/manifest.json ...      committed, never changed again
-artifacts/<kind>/<name>/.partial-<fingerprint>/   being made; a rerun with the same inputs goes on in it
+artifacts/<kind>/<name>/v0/manifest.json ...      committed; it never changes again
+artifacts/<kind>/<name>/.partial-<fingerprint>/   unfinished; a rerun with the same inputs continues in it
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class ArtifactError(UserError):
-    """A reference that names no artifact, or one of another kind."""
+    """A reference names no artifact, or one of another kind."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Artifact:
         return f"{self.manifest.name}:{self.manifest.version}"
 
     def verify(self) -> None:
-        """Check every file against the manifest; raises ``ManifestError`` naming the first damaged one."""
+        """Check every file against the manifest. Raises ``ManifestError`` naming the first damaged file."""
         verify_files(self.path, self.manifest.files)
 
 
 @dataclass(frozen=True)
 class Work:
-    """An artifact in the making: where to write, and what its manifest will say."""
+    """An unfinished artifact: the folder to write to, and what its manifest will say."""
 
     kind: str
     name: str
@@ -75,14 +75,14 @@ class Store:
     def list(self, kind: str | None = None) -> list[Artifact]:
         """Committed artifacts (of ``kind``), by kind, name and version number.
 
-        An artifact whose manifest is damaged is named and passed over: it must not stop work on the others.
+        An artifact with a damaged manifest is reported and skipped, because it must not stop work on the others.
         """
         found = []
         for manifest in self.root.glob(f"{kind or '*'}/*/v*/{MANIFEST}"):
             try:
                 found.append(Artifact(manifest.parent, read_manifest(manifest.parent)))
             except ManifestError as error:
-                console.say(f"passed over: {error}")
+                console.say(f"skipped: {error}")
         return sorted(found, key=lambda a: (a.manifest.kind, a.manifest.name, _number(a.path)))
 
     def find(self, kind: str, fingerprint: str) -> Artifact | None:
@@ -93,11 +93,14 @@ class Store:
     def resolve(self, kind: str, reference: str) -> Artifact:
         """The artifact that ``reference`` names: ``name``, ``name:latest``, ``name:v3`` or a folder.
 
-        Raises ``ArtifactError`` with what there is when nothing matches.
+        Raises ``ArtifactError`` with the artifacts that exist if none matches.
         """
         folder = Path(reference)
         if (folder / MANIFEST).is_file():
-            return _of_kind(Artifact(folder, read_manifest(folder)), kind)
+            manifest = read_manifest(folder)
+            if manifest.kind != kind:
+                raise ArtifactError(f"{folder}: expected an artifact of kind {kind}, got {manifest.kind}")
+            return Artifact(folder, manifest)
         name, _, version = reference.partition(":")
         candidates = [a for a in self.list(kind) if a.manifest.name == name]
         if version not in ("", "latest"):
@@ -105,24 +108,19 @@ class Store:
         if not candidates:
             there = ", ".join(a.reference for a in self.list(kind)) or "none"
             raise ArtifactError(
-                f"{kind}={reference}: no such {kind} under {self.root}, nor a folder with {MANIFEST}; there is: {there}"
+                f"{kind}={reference}: no such {kind} under {self.root}, nor a folder with {MANIFEST}; found: {there}"
             )
         return candidates[-1]
 
     def work_folder(self, kind: str, name: str, fingerprint: str) -> Path:
-        """Where the artifact of these inputs is made before its commit."""
+        """The folder in which the artifact of these inputs is made before its commit."""
         return self.root / kind / name / f".partial-{fingerprint[:16]}"
 
     def begin(
-        self,
-        kind: str,
-        name: str,
-        schema_version: int,
-        fingerprint: str,
-        parents: dict[str, str],
+        self, kind: str, name: str, schema_version: int, fingerprint: str, parents: dict[str, str],
         config: Mapping[str, object],
-    ) -> Work:
-        """The working folder for these inputs: the one an interrupted run left behind, or a new one."""
+    ) -> Work:  # fmt: skip
+        """The working folder for these inputs: that of an interrupted run, or a new one."""
         if not NAME.fullmatch(name):
             raise ArtifactError(f"artifact name {name!r}: expected letters, digits, dot, dash or underscore")
         path = self.work_folder(kind, name, fingerprint)
@@ -130,35 +128,24 @@ class Store:
         return Work(kind, name, schema_version, fingerprint, parents, config, path)
 
     def commit(
-        self,
-        work: Work,
-        counts: Mapping[str, object],
-        files: tuple[str, ...] = ("**/*",),
+        self, work: Work, counts: Mapping[str, object], files: tuple[str, ...] = ("**/*",),
         check: Callable[[], None] = lambda: None,
-    ) -> Artifact:
-        """Write the manifest (records of the files that match ``files``) and rename the folder to the next version.
+    ) -> Artifact:  # fmt: skip
+        """Write the manifest, with records of all files that match ``files``, and rename the folder to its version.
 
-        ``check`` is called just before the rename, and prevents it by raising an error.
+        ``check`` is called just before the rename and can prevent it by raising an error.
         """
         parent = work.path.parent
-        for leftover in work.path.glob("**/.*.tmp"):  # of a process that was killed while it wrote
+        for leftover in work.path.glob("**/.*.tmp"):  # from a process that was killed while writing
             leftover.unlink()
         while True:
             version = f"v{max((_number(path) for path in parent.glob('v*')), default=-1) + 1}"
             manifest = Manifest(
-                kind=work.kind,
-                name=work.name,
-                version=version,
-                schema_version=work.schema_version,
-                fingerprint=work.fingerprint,
-                parents=work.parents,
-                config=work.config,
-                counts=counts,
-                packages=package_versions(),
-                revision=git_revision(),
+                work.kind, work.name, version, work.schema_version, work.fingerprint, work.parents, work.config, counts,
+                packages=package_versions(), revision=git_revision(),
                 created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 files=folder_records(work.path, files),
-            )
+            )  # fmt: skip
             write_manifest(work.path, manifest)
             check()
             try:
@@ -171,7 +158,7 @@ class Store:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages whose behaviour the figures depend on."""
+    """Versions of the packages that affect the figures."""
     found = {}
     for package in PACKAGES:
         try:
@@ -183,7 +170,7 @@ def package_versions() -> dict[str, str]:
 
 @functools.cache
 def git_revision() -> str | None:
-    """Commit of the checkout that runs, or None outside a checkout."""
+    """The commit of the running checkout, or None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -195,14 +182,3 @@ def git_revision() -> str | None:
 def _number(path: Path) -> int:
     digits = path.name.removeprefix("v")
     return int(digits) if digits.isdigit() else -1
-
-
-def _of_kind(artifact: Artifact, kind: str) -> Artifact:
-    if artifact.manifest.kind != kind:
-        raise ArtifactError(
-            f"{artifact.path}: expected an artifact of kind {kind}, got {artifact.manifest.kind}"
-        )
-    return artifact
-
-
-__all__ = ["Artifact", "ArtifactError", "Work", "ManifestError", "Store"]

@@ -1,15 +1,15 @@
-"""The claim of one process on a piece of work in a shared folder, which others take over when it dies.
+"""The claim of one process on a piece of work in a shared folder. Others take it over when that process dies.
 
-It is a ``SoftFileLease`` of filelock: a file that its owner touches every eighth of the lease. Another process
-takes it over at once if the owner ran on this host and has ended, and otherwise after watching it for a whole
-lease without a change, by its own monotonic clock: the clocks of two hosts may differ, and may be set.
+A claim is a ``SoftFileLease`` of filelock: a file that its owner touches every eighth of the lease. If the owner ran on
+this host and has ended, another process takes over at once. Otherwise it first sees no change for a whole lease, by its
+own monotonic clock, because the clocks of two hosts may differ and may be set.
 
-filelock leaves gaps that are closed here by removing the claim of a dead owner. It takes over nothing on a file
-system that cannot exchange two names (NFS). It waits forever for an empty file, which a power cut may leave, and
-for the whole lease if the owner has ended but its parent has not asked for its exit code.
+filelock leaves three gaps, which this module closes by removing the claim of a dead owner: it takes over nothing on a
+file system that cannot exchange two names (NFS); it waits forever for an empty file, which a power cut may leave; and
+it waits for the whole lease if the owner has ended but its parent has not asked for its exit code.
 
-An owner that stood still for longer than the lease (SIGSTOP, a file server that hung) is not told that it has
-lost its claim: it has to look (``is_lost``, ``check``) before it writes what only the owner may write.
+An owner that stood still for longer than the lease (SIGSTOP, a hanging file server) is not told that it has lost its
+claim. It must check (``is_lost``, ``check``) before it writes anything that only the owner may write.
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ from pipeline.console import duration
 
 CLAIMS = ".claims"  # beside the folder that is worked in, so that no artifact holds a claim
 LEASE_SECONDS = 120.0
-DAMAGED_SECONDS = 2.0  # after which a claim that cannot be read counts as left behind, not as being written
-FIRST_NAMESPACE = (
-    0xEFFFFFFC  # the inode of Linux's initial PID namespace, which filelock's host names leave out
-)
+DAMAGED_SECONDS = 2.0  # an unreadable claim is being written before, and abandoned after
+FIRST_NAMESPACE = 0xEFFFFFFC  # inode of Linux's initial PID namespace, which filelock's host names omit
 
 
 class ClaimLostError(UserError):
-    """This process stood still for longer than the lease, and another one took over its work."""
+    """This process stood still for longer than the lease, so another process took over its work."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a claim; ``beat`` changes while it is alive."""
+    """The process that holds a claim; ``beat`` changes as long as it is alive."""
 
     pid: int
     host: str
@@ -54,8 +52,8 @@ class Holder:
 class Lease:
     """A claim on ``unit`` of ``folder``, not taken yet.
 
-    To watch the claim of another process, keep the object: what it has seen is what it decides by. All
-    processes must agree on ``seconds``.
+    Keep the object to watch the claim of another process, because it remembers what it has seen. All processes must
+    use the same ``seconds``.
     """
 
     def __init__(self, folder: Path, unit: str, seconds: float | None = None) -> None:
@@ -63,15 +61,10 @@ class Lease:
         self.seconds = LEASE_SECONDS if seconds is None else seconds
         # A run of several ranks takes its claim in one thread and releases it in another.
         self._lock = SoftFileLease(
-            self.path,
-            lease_duration=self.seconds,
-            heartbeat_interval=self.seconds / 8,
-            blocking=False,
+            self.path, lease_duration=self.seconds, heartbeat_interval=self.seconds / 8, blocking=False,
             thread_local=False,
-        )
-        self._seen: tuple[bytes, int] | None = (
-            None  # the claim of another process, as it was when last looked at
-        )
+        )  # fmt: skip
+        self._seen: tuple[bytes, int] | None = None  # another process's claim when we last looked
         self._unchanged_since = 0.0
 
     def take(self) -> bool:
@@ -87,14 +80,14 @@ class Lease:
             return True
 
     def release(self) -> None:
-        """Give up the claim; one that another process has taken over stays."""
+        """Give up the claim, unless another process has taken it over."""
         self._lock.release()
-        with suppress(OSError):  # it holds other claims
+        with suppress(OSError):  # the folder still holds other claims
             self.path.parent.rmdir()
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process has taken over the claim that this one took."""
+        """Whether another process has taken over this process's claim."""
         try:
             return f"token={self._lock.token}\n" not in self.path.read_text(errors="replace")
         except FileNotFoundError:
@@ -104,13 +97,13 @@ class Lease:
         """Raise ``ClaimLostError`` if another process has taken over."""
         if self.is_lost:
             raise ClaimLostError(
-                f"{self.path}: this process stood still for more than {duration(self.seconds)}, and "
-                f"{self.holder or 'another process'} has taken over its work: this one ends and leaves the files alone"
+                f"{self.path}: this process stood still for more than {duration(self.seconds)}, so "
+                f"{self.holder or 'another process'} has taken over its work; this process ends and changes no files"
             )
 
     @property
     def holder(self) -> Holder | None:
-        """The process that holds the claim; None if there is none, or it cannot be read."""
+        """The process that holds the claim; None if nobody does, or if the claim cannot be read."""
         owner = self._lock.owner
         with suppress(FileNotFoundError):
             if owner is not None:
@@ -119,7 +112,7 @@ class Lease:
         return None
 
     def _remove_dead_claim(self) -> None:
-        """Remove the claim of a dead owner; one process does so at a time, else it might remove its successor's."""
+        """Remove a dead owner's claim. Only one process at a time does so, or it might remove the successor's claim."""
         if self._is_dead():
             removal = self.path.with_suffix(".removal")
             with suppress(Timeout), FileLock(removal, blocking=False):
@@ -139,21 +132,21 @@ class Lease:
         return now - self._unchanged_since >= (DAMAGED_SECONDS if owner is None else self.seconds)
 
     def _look(self) -> tuple[bytes, int] | None:
-        """The claim's contents and the time of its last sign of life; None if nobody holds it."""
+        """The claim's contents and the time of its last sign of life; None if there is no claim."""
         with suppress(FileNotFoundError):
             return self.path.read_bytes(), self.path.stat().st_mtime_ns
         return None
 
 
 def _is_here(owner: OwnerRecord) -> bool:
-    """Whether the owner's process id means something here. filelock's host names hold the PID namespace."""
+    """Whether the owner's process id is valid here. filelock's host names contain the PID namespace."""
     namespace = Path("/proc/self/ns/pid")
     inode = namespace.stat().st_ino if namespace.exists() else FIRST_NAMESPACE
     return owner.hostname == socket.gethostname() + (f"?pidns-{inode:x}" if inode != FIRST_NAMESPACE else "")
 
 
 def _has_ended(owner: OwnerRecord) -> bool:
-    """Whether the owner was a process on this host and has ended (it may wait for its parent to notice)."""
+    """Whether the owner was a process on this host and has ended, even if its parent has not noticed yet."""
     try:
         return _is_here(owner) and psutil.Process(owner.pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

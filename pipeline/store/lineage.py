@@ -1,5 +1,6 @@
-"""What an artifact was made from, back to the answers (references and fingerprints, no path of this machine), and what
-was made from a draft.
+"""What an artifact was made from, back to the answers, and what was made from a draft.
+
+References and fingerprints identify the artifacts; no path of this machine does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pipeline.store.artifacts import Artifact, Store
 
 @dataclass(frozen=True)
 class Ancestor:
-    """One artifact of a lineage; ``reference`` and ``created`` are None where the store does not hold it."""
+    """One artifact of a lineage. Without the artifact in the store, only ``role`` and ``fingerprint`` are known."""
 
     role: str  # draft, cache, answers: as the child's manifest calls it
     reference: str | None
@@ -25,7 +26,7 @@ class Ancestor:
 
 
 def lineage(store: Store, parents: Mapping[str, str]) -> list[Ancestor]:
-    """The ancestors of an artifact with ``parents`` (role -> fingerprint), each once, the nearest first."""
+    """The ancestors of an artifact with ``parents`` (role -> fingerprint), each once, nearest first."""
     known = {artifact.manifest.fingerprint: artifact for artifact in store.list()}
     found: dict[str, Ancestor] = {}
     waiting = list(parents.items())
@@ -33,14 +34,19 @@ def lineage(store: Store, parents: Mapping[str, str]) -> list[Ancestor]:
         role, fingerprint = waiting.pop(0)
         if fingerprint in found:
             continue
-        artifact = known.get(fingerprint)
-        found[fingerprint] = _ancestor(role, fingerprint, artifact)
-        waiting += artifact.manifest.parents.items() if artifact else []
+        if (artifact := known.get(fingerprint)) is None:
+            found[fingerprint] = Ancestor(role, None, fingerprint)
+            continue
+        manifest = artifact.manifest
+        found[fingerprint] = Ancestor(
+            role, artifact.reference, fingerprint, manifest.created, manifest.revision
+        )
+        waiting += manifest.parents.items()
     return list(found.values())
 
 
 def made_of_draft(store: Store, kind: str, draft: str | None) -> list[Artifact]:
-    """Artifacts of ``kind`` made from the draft with this fingerprint, the latest first; None: of no draft."""
+    """Artifacts of ``kind`` made from the draft with the fingerprint ``draft``, latest first; [] if that is None."""
     made = [one for one in store.list(kind) if draft and one.manifest.parents.get("draft") == draft]
     return sorted(reversed(made), key=lambda one: one.manifest.created, reverse=True)
 
@@ -55,7 +61,7 @@ def calibrations(store: Store, folder: Path, draft: str) -> list[Path]:
 
 
 def behind(store: Store, draft: Artifact | Path | None) -> dict[str, Artifact]:
-    """The draft and what it was made from, by kind, as far as ``store`` holds it; of an export too."""
+    """The draft (or its export) and what it was made from, by kind, as far as ``store`` has it."""
     found: dict[str, Artifact] = {}
     if isinstance(draft, Path) and (draft / MANIFEST).is_file():
         draft = Artifact(draft, read_manifest(draft))
@@ -68,10 +74,3 @@ def behind(store: Store, draft: Artifact | Path | None) -> dict[str, Artifact]:
         )
         waiting += [parent for parent in parents if parent is not None]
     return found
-
-
-def _ancestor(role: str, fingerprint: str, artifact: Artifact | None) -> Ancestor:
-    if artifact is None:
-        return Ancestor(role, None, fingerprint)
-    manifest = artifact.manifest
-    return Ancestor(role, artifact.reference, fingerprint, manifest.created, manifest.revision)

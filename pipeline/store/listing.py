@@ -10,12 +10,12 @@ from rich.tree import Tree
 from pipeline import console
 from pipeline.store.artifacts import Artifact, Store
 
-# What a person wants to know of each kind, out of the manifest's counts.
+# The counts of a manifest that the table shows.
 SHOWN = (
     "variants", "evaluations", "points", "prompts", "samples", "tokens", "supervised_tokens", "steps",
     "accepted_length",
 )  # fmt: skip
-# Kinds so that each comes after those that it may be made from.
+# Each kind comes after the kinds that it may be made from.
 ORDER = ("answers", "cache", "draft", "evaluation", "study", "comparison", "export", "report")
 
 
@@ -33,7 +33,7 @@ def show(store: Store) -> None:
 
 
 def show_made(made: dict[str, Artifact]) -> None:
-    """Print the last screen of a chain: its artifacts by kind, and what to type next."""
+    """Print the last screen of a chain: its artifacts by kind, and the next commands to type."""
     python = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python"
     console.panel(
         "Artifacts (new or reused)",
@@ -47,14 +47,14 @@ def show_made(made: dict[str, Artifact]) -> None:
 
 
 def summary(artifact: Artifact) -> str:
-    """One phrase of the counts, for example ``357 samples, 61,204 tokens``."""
+    """The counts as text, for example ``357 samples, 61,204 tokens``."""
     counts = artifact.manifest.counts
     parts = [f"{_number(counts[name])} {name.replace('_', ' ')}" for name in SHOWN if name in counts]
     return ", ".join(parts) or "-"
 
 
 def lineage(artifacts: list[Artifact]) -> Tree:
-    """A tree in which every artifact stands below the one it was made from (a comparison: one of them)."""
+    """A tree with every artifact below the one it was made from; a comparison is below one of its parents."""
     tree = Tree("lineage")
     nodes: dict[str, Tree] = {}
     for artifact in sorted(artifacts, key=lambda a: ORDER.index(a.manifest.kind)):

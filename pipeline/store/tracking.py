@@ -1,7 +1,4 @@
-"""Weights & Biases: the only module that imports it.
-
-The run's local JSON lines are the record, whatever happens here.
-"""
+"""Weights & Biases: the only module that imports wandb. The run's local JSON lines are always the complete record."""
 
 from __future__ import annotations
 
@@ -20,31 +17,25 @@ from pipeline import console
 from pipeline.config import TrackingConfig
 from pipeline.store.artifacts import Artifact
 
-STATE = "tracking.json"  # the last step sent, beside the run's other working files
+STATE = "tracking.json"  # holds the last step sent, in the run's working folder
 SECRET = re.compile(r"(?<![a-z])(api_?key|secret|password|passwd|access_?token|auth_?token)$", re.IGNORECASE)
 CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@ of a URL
 HIDDEN = "***"
 
 
 class Tracker:
-    """One run at W&B, or nothing with mode ``none`` (which imports nothing) or outside the main process.
+    """One run at W&B. With mode ``none`` (which imports nothing), or if not ``enabled``, it does nothing.
 
-    W&B's own files go into ``folder/wandb`` (`wandb sync` sends offline runs later), ``state`` is the run's
-    working folder. ``run_id`` stays the same when the run is resumed. Each step is sent once: a resumed run
-    that repeats steps since its checkpoint does not send them again, because W&B drops steps that go
-    backwards (pitfall 37). A failure of W&B after the start is said once and ends the tracking, not the run.
+    W&B's files go to ``folder/wandb``, from which `wandb sync` sends offline runs later. ``state`` is the run's working
+    folder, and ``run_id`` is the same when the run is resumed. A resumed run repeats the steps since its checkpoint but
+    does not send them again, because W&B drops steps that go backwards (pitfall 37). If W&B fails after the start, the
+    user is told once and tracking ends, but the run continues.
     """
 
     def __init__(
-        self,
-        config: TrackingConfig,
-        folder: Path,
-        state: Path,
-        run_id: str,
-        name: str,
-        settings: Mapping[str, Any],
+        self, config: TrackingConfig, folder: Path, state: Path, run_id: str, name: str, settings: Mapping[str, Any],
         enabled: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._run: Any = None
         self._state = state / STATE
         self._sent = _read_sent(self._state)
@@ -52,7 +43,7 @@ class Tracker:
             self._run = _init(config, folder, run_id, name, scrub(settings))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of ``step``, which is left out if that step or a later one was sent before."""
+        """Send the metrics of ``step``, unless that step or a later one was sent before."""
         if self._run is None or step <= self._sent:
             return
         if not self._send(lambda run: run.log({**metrics, "step": step})):
@@ -64,10 +55,9 @@ class Tracker:
         temporary.replace(self._state)
 
     def artifact(self, artifact: Artifact, parents: Mapping[str, Artifact]) -> None:
-        """Record an artifact by reference (its manifest, no contents), and what it was made from.
+        """Record an artifact by reference to its manifest, without contents, and what it was made from.
 
-        Online, parents become inputs of the run; W&B has no such call offline, where the manifest's own
-        ``parents`` carry the lineage.
+        Online, parents become inputs of the run. W&B has no such call offline, where the manifest has the lineage.
         """
 
         def record(run: Any) -> None:
@@ -84,7 +74,7 @@ class Tracker:
         self._run = None
 
     def _send(self, action: Callable[[Any], Any]) -> bool:
-        """Do ``action`` with the run if there is one; False when there is none (any more)."""
+        """Do ``action`` with the run. False if there is no run, or no longer."""
         if self._run is None:
             return False
         import wandb
@@ -95,21 +85,19 @@ class Tracker:
         except (wandb.Error, HandleAbandonedError, MailboxClosedError, OSError) as error:
             self._run = None
             reason = escape(str(error)) or type(error).__name__
-            console.say(f"W&B failed, the run goes on without it (its JSON lines are complete): {reason}")
+            console.say(
+                f"W&B failed, so the run continues without it (its JSON lines are complete): {reason}"
+            )
             return False
         return True
 
 
 def track_figures(
-    config: TrackingConfig,
-    folder: Path,
-    artifact: Artifact,
-    figures: Mapping[str, float],
-    used: Mapping[str, Artifact],
-) -> None:
+    config: TrackingConfig, folder: Path, artifact: Artifact, figures: Mapping[str, float], used: Mapping[str, Artifact]
+) -> None:  # fmt: skip
     """Send the figures of a finished ``artifact`` once, and what it was made from (role -> artifact)."""
     manifest = artifact.manifest
-    with tempfile.TemporaryDirectory() as state:  # There is a single step, so nothing can be resumed.
+    with tempfile.TemporaryDirectory() as state:  # nothing is resumed: there is a single step
         run_id = manifest.fingerprint[:16]
         tracker = Tracker(config, folder, Path(state), run_id, artifact.reference, manifest.config)
         tracker.log(0, figures)
@@ -118,7 +106,7 @@ def track_figures(
 
 
 def scrub(value: Any, key: str = "") -> Any:
-    """``value`` without secrets: texts under a key such as ``api_key``, and user:password@ in URLs."""
+    """``value`` without secrets, which are texts under a key such as ``api_key``, and user:password@ in URLs."""
     if isinstance(value, Mapping):
         return {str(name): scrub(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -132,19 +120,14 @@ def _init(config: TrackingConfig, folder: Path, run_id: str, name: str, settings
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
+    # Metadata would include the command line, whose overrides may contain credentials.
+    quiet = wandb.Settings(console="off", x_disable_meta=True, save_code=False, disable_git=True)
     run = wandb.init(
-        project=config.project,
-        entity=config.entity,
-        mode=config.mode,  # type: ignore[arg-type]
-        dir=folder,
-        id=run_id,
-        name=name,
-        config=settings,
-        # Offline runs cannot be asked whether they exist; `wandb sync` joins them by their id.
+        project=config.project, entity=config.entity, mode=config.mode,  # type: ignore[arg-type]
+        dir=folder, id=run_id, name=name, config=settings, settings=quiet,
+        # W&B cannot be asked whether an offline run exists; `wandb sync` joins its parts by their id.
         resume="allow" if config.mode == "online" else None,
-        # The metadata would hold the command line, and with it credentials that an override may contain.
-        settings=wandb.Settings(console="off", x_disable_meta=True, save_code=False, disable_git=True),
-    )
+    )  # fmt: skip
     run.define_metric("*", step_metric="step")
     return run
 
@@ -153,23 +136,18 @@ def _reference(artifact: Artifact) -> Any:
     import wandb
 
     manifest: Manifest = artifact.manifest
-    reference = wandb.Artifact(
-        re.sub(r"[^\w.-]", "-", manifest.name),
-        type=manifest.kind,
-        metadata={
-            "version": manifest.version,
-            "fingerprint": manifest.fingerprint,
-            "parents": manifest.parents,
-            "counts": scrub(manifest.counts),
-            "path": str(artifact.path.absolute()),
-        },
-    )
+    metadata = {
+        "version": manifest.version, "fingerprint": manifest.fingerprint, "parents": manifest.parents,
+        "counts": scrub(manifest.counts), "path": str(artifact.path.absolute()),
+    }  # fmt: skip
+    name = re.sub(r"[^\w.-]", "-", manifest.name)
+    reference = wandb.Artifact(name, type=manifest.kind, metadata=metadata)
     reference.add_reference(f"file://{(artifact.path / MANIFEST).absolute()}", name=MANIFEST)
     return reference
 
 
 def _read_sent(path: Path) -> int:
-    """The last step that an earlier part of the run sent; -1 if there is none, or a power cut damaged the file."""
+    """The last step that an earlier part of the run sent; -1 if there is none, or if a power cut damaged the file."""
     try:
         return int(read_json(path)["step"])
     except ManifestError:

@@ -1,8 +1,8 @@
-"""Units of work shared by processes on one or many hosts through a shared folder.
+"""Units of work that processes on one or many hosts share through a shared folder.
 
-Each process claims a unit (``lease.py``), makes it and commits it by a rename. A claim only avoids duplicate
-work: the contents of a unit do not depend on who made it, so two writers of one unit (a process that stood
-still wakes up) still leave one whole unit.
+Each process claims a unit (``lease.py``), makes it and commits it by a rename. A claim only avoids duplicate work,
+because the contents of a unit do not depend on who made it: two writers of one unit (one of which stood still for a
+while) still leave one whole unit.
 """
 
 from __future__ import annotations
@@ -24,29 +24,24 @@ from pipeline.store.artifacts import Artifact, ArtifactError, Store, Work
 from pipeline.store.lease import ClaimLostError, Lease
 
 UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-POLL_SECONDS = (0.02, 1.0)  # first and longest pause while others work on all that is left
-QUIET_SECONDS = 10.0  # of waiting for others, after which the user is told for whom
+POLL_SECONDS = (0.02, 1.0)  # first and longest pause while others do all the remaining work
+QUIET_SECONDS = 10.0  # of waiting after which the user is told who is waited for
 
 
 class WorkShare:
-    """Iterate over the units that fall to this process; the loop ends when every unit is done, by whomever.
+    """Iterate over the units that this process has to make. The loop ends when every unit is done, by any process.
 
-    ``units`` are names without slashes, the same in every process; ``is_done`` says whether a unit is
-    committed. If ``folder`` is gone or was replaced, another process has committed the artifact, so every unit
-    counts as done. The body of the loop makes and commits the unit that it was given; if ``is_lost`` says that
-    another process has taken the unit over meanwhile, the body drops what it made. The claim is released when
-    the loop moves on or breaks off. The claim of a process that died is taken over: at once on its own host,
-    elsewhere after ``lease_seconds``. Because the loop ends only when all is done, it is a barrier as well.
-    Raises ``ValueError`` for a name that cannot be a file's.
+    ``units`` are names without slashes, the same in every process, and ``is_done`` says whether a unit is committed. If
+    ``folder`` is gone or was replaced, another process has committed the artifact, so every unit counts as done.
+    The body of the loop makes and commits the unit that it gets. If ``is_lost`` says that another process has taken the
+    unit over, the body discards its work. The claim is released when the loop moves on or breaks off. The claim of a
+    dead process is taken over at once on its own host, and elsewhere after ``lease_seconds``.
+    The loop ends only when all units are done, so it is a barrier too. Raises ``ValueError`` for an invalid name.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        units: Sequence[str],
-        is_done: Callable[[str], bool],
-        lease_seconds: float | None = None,
-    ) -> None:
+        self, folder: Path, units: Sequence[str], is_done: Callable[[str], bool], lease_seconds: float | None = None
+    ) -> None:  # fmt: skip
         for unit in units:
             if not UNIT.fullmatch(unit):
                 raise ValueError(f"unit {unit!r}: expected letters, digits, dot, dash or underscore")
@@ -54,7 +49,7 @@ class WorkShare:
         self.units = list(units)
         self.is_done = is_done
         self.lease_seconds = lease_seconds
-        self._leases: dict[str, Lease] = {}  # kept, because a lease is watched by the same object
+        self._leases: dict[str, Lease] = {}  # kept, because a lease remembers what it has seen
         self._held: Lease | None = None
         self._done: set[str] = set()
         self._waits_since: float | None = None
@@ -62,12 +57,12 @@ class WorkShare:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the folder was renamed (it stays on the disk, so that its inode is nobody else's)."""
+        """Whether the folder was renamed. It stays on the disk, so no other folder gets its inode."""
         return self.inode is None or _inode(self.folder) != self.inode
 
     @property
     def is_lost(self) -> bool:
-        """Whether what the body of the loop is making is no longer this process's to commit."""
+        """Whether this process may no longer commit the unit that the body of the loop is making."""
         return self.is_gone or (self._held is not None and self._held.is_lost)
 
     def check(self) -> None:
@@ -102,13 +97,11 @@ class WorkShare:
                     continue
                 self._held = lease
                 try:
-                    if not self._is_done(unit):  # it may have been committed between the look and the claim
+                    if not self._is_done(unit):  # it may have been committed just before the claim
                         worked = True
                         yield unit
                         if not self._is_done(unit) and not self.is_lost:
-                            raise RuntimeError(
-                                f"unit {unit}: the body of the loop went on without committing it"
-                            )
+                            raise RuntimeError(f"unit {unit}: the body of the loop did not commit it")
                 finally:
                     self._held = None
                     lease.release()
@@ -126,7 +119,7 @@ class WorkShare:
         return self.is_gone or self.is_done(unit)
 
     def _tell_of_waiting(self, worked: bool, left: list[str]) -> None:
-        """Say once, after ``QUIET_SECONDS`` without work, who works on what this process waits for."""
+        """After ``QUIET_SECONDS`` without work, say once which process is waited for."""
         now = time.monotonic()
         if worked or self._waits_since is None:
             self._waits_since = None if worked else now
@@ -135,22 +128,21 @@ class WorkShare:
             if holder := lease.holder:
                 self._said = True
                 ends = "as soon as that process ends, or " if holder.is_here else ""
-                text = (
-                    f"waiting for unit {left[0]} ({len(left)} left), claimed by {holder}: taken over {ends}"
+                say(
+                    escape(
+                        f"waiting for unit {left[0]} ({len(left)} left), claimed by {holder}: taken over {ends}"
+                        f"after {duration(lease.seconds)} without a sign of life"
+                    )
                 )
-                say(escape(f"{text}after {duration(lease.seconds)} without a sign of life"))
 
 
 def begin_once(store: Store, *inputs: Any) -> Work | Artifact:
-    """``store.begin(*inputs)``, or the artifact where another process has committed it in the meantime.
-
-    Without the second look a late process would begin anew what has just been finished.
-    """
+    """``store.begin(*inputs)``, or the artifact if another process has just committed it."""
     work = store.begin(*inputs)
     found = store.find(work.kind, work.fingerprint)
     if found is None:
         return work
-    with suppress(OSError):  # gone already, or an older orphan: not this process's
+    with suppress(OSError):  # it is gone, or holds files of an older run
         work.path.rmdir()
     return found
 
@@ -158,11 +150,11 @@ def begin_once(store: Store, *inputs: Any) -> Work | Artifact:
 def commit_once(
     store: Store, work: Work, counts: Callable[[], Mapping[str, object]], files: tuple[str, ...] = ("**/*",)
 ) -> Artifact:
-    """Commit ``work`` by exactly one of the processes that reach this line, and return the artifact in all.
+    """Commit ``work`` in exactly one of the processes that call this, and return the artifact in all of them.
 
-    ``counts`` is called by that one, just before the commit (it may write files that belong to the artifact).
-    If it dies, another takes over. What a late process may have left under the working name is removed. Raises
-    ``ArtifactError`` if the working folder was removed and no artifact is there.
+    That process calls ``counts`` just before the commit; it may write files of the artifact. If the process dies,
+    another takes over. What a late process left under the working name is removed. Raises ``ArtifactError`` if the
+    working folder was removed and there is no artifact.
     """
     share = WorkShare(work.path, ["commit"], lambda _: store.find(work.kind, work.fingerprint) is not None)
     for _ in share:
@@ -174,16 +166,16 @@ def commit_once(
     artifact = store.find(work.kind, work.fingerprint)
     if artifact is None:
         raise ArtifactError(
-            f"{work.path}: this working folder was removed before its commit: run the command again"
+            f"{work.path}: this working folder was removed before its commit; run the command again"
         )
     shutil.rmtree(work.path, ignore_errors=True)
     return artifact
 
 
 def publish_folder(partial: Path, folder: Path) -> None:
-    """Make ``partial`` appear as ``folder`` at once, and survive a power cut; a folder that is there already stays.
+    """Rename ``partial`` to ``folder`` so that it survives a power cut.
 
-    Whoever publishes a unit second has made the same contents, and they are dropped.
+    If ``folder`` exists, another process has made the same contents, so ``partial`` is removed.
     """
     try:
         rename_synced(partial, folder)
@@ -201,6 +193,6 @@ def _inode(folder: Path) -> int | None:
 
 
 def _from_own_start(units: list[str]) -> list[str]:
-    """Each rank starts elsewhere, so that ranks seldom ask for the same unit."""
+    """``units`` in this rank's order: ranks start at different units, so they seldom ask for the same one."""
     start = rank() * len(units) // max(1, world_size()) % len(units)
     return units[start:] + units[:start]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from data_specs.manifest import file_record, fingerprint
 from pipeline.config import ConfigError, TargetConfig
@@ -19,8 +18,8 @@ ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  #
 def merged(cfg: TargetConfig, base: Path) -> Path:
     """The folder of ``base`` with ``target.adapter`` merged into it. One process makes it while the others wait.
 
-    Its name depends on the contents of base and adapter. Tokenizer and chat template are the base's. Raises
-    ``ConfigError`` with the file or package that is missing, or the adapter's tensors that the model does not have.
+    Its name depends on the contents of base and adapter. The base provides tokenizer and chat template. Raises
+    ``ConfigError`` naming a missing file or package, or tensors of the adapter that the model does not have.
     """
     adapter = Path(str(cfg.adapter)).expanduser()
     for name in (ADAPTER, ADAPTER_WEIGHTS):
@@ -50,24 +49,19 @@ def _merge(cfg: TargetConfig, base: Path, adapter: Path, folder: Path) -> None:
         )
     options = {"dtype": dtype_of(cfg), "trust_remote_code": cfg.trust_remote_code}
     with TemporaryDirectory() as plain, quiet_transformers(), model_errors(base, cfg):
-        for path in base.iterdir():  # else transformers would load an adapter in the base's folder
+        for path in base.iterdir():  # without an adapter there, which transformers would load
             if path.name not in (ADAPTER, ADAPTER_WEIGHTS):
                 (Path(plain) / path.name).symlink_to(path.resolve())
         model = auto_class(config).from_pretrained(plain, **options)
         model = peft.get_peft_model(model, peft.PeftConfig.from_pretrained(str(adapter)))
         found = model.load_adapter(str(adapter), "default")
-        _check_loaded(adapter, found)
+        # An adapter of another model leaves the weights unchanged, and peft only warns.
+        if names := [*found.missing_keys, *found.unexpected_keys]:
+            raise ConfigError(
+                f"target.adapter={adapter}: {len(names)} of its tensors do not fit the model, the first is {names[0]}; "
+                "set target.path to its base model"
+            )
         model.merge_and_unload().save_pretrained(folder)
     for name in TOKENIZER_FILES:
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
-
-
-def _check_loaded(adapter: Path, found: Any) -> None:
-    """Refuse an adapter of another model: it leaves the weights unchanged, and peft only warns."""
-    names = [*found.missing_keys, *found.unexpected_keys]
-    if names:
-        raise ConfigError(
-            f"target.adapter={adapter}: {len(names)} of its tensors do not fit the model, the first is {names[0]}; "
-            "set target.path to its base model"
-        )

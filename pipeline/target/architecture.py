@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,22 +14,16 @@ from pipeline.config import ConfigError, TargetConfig
 from pipeline.target.files import check_weights, read_whole_config, text_config
 
 
-@dataclass(frozen=True)
-class ModelParts:
-    """The modules of a model that a draft needs: ``embedding``, ``head`` and ``final_norm``."""
+class ModelParts(NamedTuple):
+    """The modules of a model that a draft needs; ``_asdict`` gives them by name."""
 
     embedding: Any
     head: Any
     final_norm: Any
 
-    @property
-    def modules(self) -> dict[str, Any]:
-        """The modules by the names of the fields."""
-        return {"embedding": self.embedding, "head": self.head, "final_norm": self.final_norm}
-
 
 def empty_model(folder: Path, cfg: TargetConfig) -> Any:
-    """The model of ``folder`` on the meta device: all modules without weights. It takes well under a second.
+    """The model of ``folder`` on the meta device: all modules without weights, in well under a second.
 
     Raises ``ConfigError`` with the class and the reason if draftline cannot use such a model, and for files that
     ``check_weights`` refuses.
@@ -83,13 +76,9 @@ def model_parts(model: Any) -> ModelParts:
 
 def _norms(model: Any) -> list[nn.Module]:
     """The norms of the decoder itself, not of its layers. The last of them is the final norm."""
-    hidden = text_config(model.config).hidden_size
-    return [child for child in model.get_decoder().children() if _is_norm(child, hidden)]
-
-
-def _is_norm(module: nn.Module, hidden: int) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, torch.Tensor) and weight.shape == (hidden,)
+    shape = (text_config(model.config).hidden_size,)
+    children = model.get_decoder().children()
+    return [child for child in children if getattr(getattr(child, "weight", None), "shape", None) == shape]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pipeline.config import ConfigError
 from pipeline.console import say
 from pipeline.store.work import WorkShare, publish_folder
 
-SOURCE = "source.json"  # says what a converted folder was made from; it is written last
+SOURCE = "source.json"  # says what a converted folder was made from; written last
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC)
 
 
@@ -30,22 +30,22 @@ def cache_home() -> Path:
 
 
 def made_once(name: str, origin: Mapping[str, object], what: str, make: Callable[[Path], None]) -> Path:
-    """The folder ``name`` in draftline's cache, which ``make`` writes. One process makes it while the others wait.
+    """The folder ``name`` in draftline's cache, written by ``make`` in one process while the others wait.
 
-    The screen shows ``what`` while it is made. Raises ``ConfigError`` if the folder was made from another ``origin``.
+    The screen shows ``what`` meanwhile. Raises ``ConfigError`` if the folder was made from another ``origin``.
     """
     folder = cache_home() / "targets" / name
     with _writable_cache(folder.parent):
         _make_once(folder, origin, what, make)
     if read_json(folder / SOURCE) != origin:
         raise ConfigError(
-            f"target.name={name}: {folder} was made from other files than {origin}; remove that folder"
+            f"target.name={name}: {folder} was made from other files than {origin}; remove this folder"
         )
     return folder
 
 
 def _make_once(folder: Path, origin: Mapping[str, object], what: str, make: Callable[[Path], None]) -> None:
-    """Make ``folder``, unless it is complete; an incomplete one is replaced."""
+    """Make ``folder`` unless it is complete; an incomplete one is replaced."""
     if (folder / SOURCE).is_file():
         return
     name = folder.name

@@ -1,4 +1,4 @@
-"""What the target's files say without its weights in memory: its identity, config, tokenizer, end tokens and taps."""
+"""Facts from the target's files, without loading its weights: identity, config, tokenizer, end tokens and taps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAMPLE_BYTES = 4096  # read at the start, the middle and the end of every tensor
 
 
 class TensorEntry(TypedDict):
-    """What the header of a safetensors file says of one tensor."""
+    """One tensor in the header of a safetensors file."""
 
     dtype: str
     shape: list[int]
@@ -42,8 +42,8 @@ class TensorEntry(TypedDict):
 def identity(folder: Path) -> str:
     """SHA-256 (hex) over config, tokenizer, chat template, generation config, and samples of the weights.
 
-    The samples are the header of every file and the first, middle and last 4 KiB of every tensor. They take well under
-    a second, and a fine-tune that overwrites the old files changes them.
+    The samples are the header of every file and the first, middle and last 4 KiB of every tensor. Reading them takes
+    well under a second, and a fine-tune that overwrites the files changes them.
     """
     digest = _text_digest(folder, TEXT_FILES)
     for path in sorted(set(weight_files(folder).values())):
@@ -58,7 +58,7 @@ def tokenizer_identity(folder: Path) -> str:
 
 
 def parameter_count(folder: Path) -> int:
-    """How many numbers the safetensors files of the model in ``folder`` hold, by their headers."""
+    """How many numbers the safetensors files in ``folder`` hold, according to their headers."""
     files = set(weight_files(folder).values())
     return sum(math.prod(entry["shape"]) for path in files for entry in _header(path).values())
 
@@ -66,8 +66,8 @@ def parameter_count(folder: Path) -> int:
 def weight_files(folder: Path) -> dict[str, Path]:
     """The safetensors file from which transformers loads each tensor, by the tensor's name.
 
-    Without an index that is ``model.safetensors``. Other files, such as a shard of an older save, are ignored. Raises
-    ``ConfigError`` with a file or tensor that the index lists but that does not exist.
+    Without an index, that is ``model.safetensors``. Other files, such as a shard of an older save, are ignored. Raises
+    ``ConfigError`` naming a file or tensor that the index lists but that does not exist.
     """
     index, single = folder / INDEX, folder / SINGLE
     if single.is_file() or not index.is_file():
@@ -79,9 +79,9 @@ def weight_files(folder: Path) -> dict[str, Path]:
     for name, path in listed.items():
         names = held[path]
         if names is None or name not in names:
-            what = "which does not hold it" if names is not None else "which is not there"
+            what = "this file does not exist" if names is None else "this file does not hold it"
             raise ConfigError(
-                f"{index}: tensor {name} is listed in {path.name}, {what}: fetch that file anew"
+                f"{index}: tensor {name} is listed in {path.name}, but {what}: fetch the file again"
             )
     return listed
 
@@ -89,8 +89,8 @@ def weight_files(folder: Path) -> dict[str, Path]:
 def check_weights(folder: Path, config: Any) -> None:
     """Compare the headers of the files in ``folder`` with its whole ``config``.
 
-    Raises ``ConfigError`` with a tensor that the index lists but no file holds, or with a weight of one byte per number
-    if config.json does not describe its quantisation, because it would be read without its scale.
+    Raises ``ConfigError`` naming a tensor that the index lists but no file holds, or a weight of one byte per number if
+    config.json does not describe its quantisation, because it would be read without its scale.
     """
     files = set(weight_files(folder).values())
     if hasattr(config, "quantization_config"):
@@ -100,7 +100,7 @@ def check_weights(folder: Path, config: Any) -> None:
             if name.endswith("weight") and entry["dtype"].startswith(ONE_BYTE):
                 raise ConfigError(
                     f"{path}: tensor {name} is stored as {entry['dtype']}, but config.json has no quantization_config "
-                    "that tells its scale: give the folder of the unquantised model, or one with a whole config.json"
+                    "with its scale; use the folder of the unquantised model, or one with a complete config.json"
                 )
 
 
@@ -144,9 +144,7 @@ def read_whole_config(folder: Path, cfg: TargetConfig) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=cfg.trust_remote_code)
     except (ValueError, KeyError, OSError) as error:
-        raise ConfigError(
-            f"target.path={folder}: transformers cannot read its config.json: {error}"
-        ) from error
+        raise ConfigError(f"target.path={folder}: transformers cannot read config.json: {error}") from error
 
 
 def load_tokenizer(folder: Path, cfg: TargetConfig) -> Any:
@@ -164,19 +162,15 @@ def load_tokenizer(folder: Path, cfg: TargetConfig) -> Any:
 
 
 def template_identity(folder: Path, cfg: TargetConfig) -> dict[str, Any]:
-    """All that decides how messages become a prompt, as manifests keep it under ``target``."""
-    return {
-        "chat_template": digest(load_tokenizer(folder, cfg)),
-        "thinking": cfg.thinking,
-        "template_kwargs": cfg.template_kwargs,
-    }
+    """Everything that determines how messages become a prompt; manifests keep it under ``target``."""
+    template = digest(load_tokenizer(folder, cfg))
+    return {"chat_template": template, "thinking": cfg.thinking, "template_kwargs": cfg.template_kwargs}
 
 
 def check_template(made: Mapping[str, Any], now: Mapping[str, Any], whose: str) -> None:
-    """Compare the ``template_identity`` that a manifest keeps under ``target`` with this run's.
+    """Raise ``ConfigError`` if the ``template_identity`` in a manifest, ``made``, differs from this run's (pitfall 4).
 
-    Raises ``ConfigError`` naming both where they differ (pitfall 4); ``whose`` names it. What a manifest of
-    before does not know is not compared.
+    ``whose`` names the artifact. Keys that an older manifest does not have are not compared.
     """
     for name, has in now.items():
         if (had := made.get(name, has)) != has:
@@ -189,13 +183,13 @@ def text_config(config: Any) -> Any:
 
 
 def logit_scale(config: Any) -> float:
-    """The factor of the head's logits in the model with the text config ``config`` (Cohere, Granite, Falcon-H1)."""
+    """The factor by which the model with the text config ``config`` scales its logits (Cohere, Granite, Falcon-H1)."""
     factors = (getattr(config, name, None) or 1.0 for name in ("logit_scale", "lm_head_multiplier"))
     return math.prod(factors) / (getattr(config, "logits_scaling", None) or 1.0)
 
 
 def eos_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end an answer by the generation config and the config, in this order, each once.
+    """The ids that end an answer according to the generation config and the config, in this order, each once.
 
     Both may hold one id or a list. Raises ``ConfigError`` if neither holds any.
     """
@@ -210,9 +204,9 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
 
 
 def end_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends an answer: ``eos_ids``, the tokenizer's own, and the end of turn that its template writes.
+    """Every id that ends an answer: ``eos_ids``, the tokenizer's own, and the end of turn in its template.
 
-    A generation config may name <|endoftext|> alone, while the target ends its turns with <|im_end|>.
+    A generation config may name only <|endoftext|> although the target ends its turns with <|im_end|>.
     """
     ends = [tokenizer.eos_token_id]
     if tokenizer.chat_template and (end := end_of_turn(tokenizer)) is not None:
@@ -221,7 +215,7 @@ def end_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
 
 
 def default_taps(num_layers: int, num_taps: int) -> list[int]:
-    """Layers spread evenly from 1 to ``num_layers`` - 3. 36 layers and 5 taps give the paper's [1, 9, 17, 25, 33]."""
+    """Layers at even distances from 1 to ``num_layers`` - 3: 5 of 36 are the paper's [1, 9, 17, 25, 33]."""
     if num_taps == 1:
         return [num_layers // 2]
     span = max(0, num_layers - 4)
@@ -230,9 +224,8 @@ def default_taps(num_layers: int, num_taps: int) -> list[int]:
 
 def resolve_taps(cfg: TargetConfig, num_layers: int) -> list[int]:
     """The configured taps, else ``default_taps``. Raises ``ConfigError`` for layers that do not exist."""
-    return checked_taps(
-        cfg.taps if cfg.taps is not None else default_taps(num_layers, cfg.num_taps), num_layers
-    )
+    taps = default_taps(num_layers, cfg.num_taps) if cfg.taps is None else cfg.taps
+    return checked_taps(taps, num_layers)
 
 
 def checked_taps(taps: list[int], num_layers: int) -> list[int]:
@@ -260,7 +253,7 @@ def device_of(cfg: TargetConfig) -> torch.device:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and hints; draftline itself prints what the user has to know."""
+    """Silence the progress bars and hints of transformers, because draftline prints what the user needs."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()

@@ -1,8 +1,8 @@
-"""Ranks that hold one target together (``target.tensor_parallel``): the first one leads, the others follow.
+"""Ranks that share one target (``target.tensor_parallel``): the first one leads, the others follow.
 
 The leader works like a single process. Every product of a split target needs all of its ranks, so the leader sends each
-call of the target to the followers as an order. A group is a ``torch.distributed`` world of its own as long as it
-exists, because transformers splits a model over the whole world and groups do not communicate.
+call of the target to the followers as an order. While a group exists, it is a ``torch.distributed`` world of its own,
+because transformers splits a model over the whole world and groups do not communicate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from data_specs.errors import UserError
 from pipeline import ranks
 from pipeline.config import ConfigError, TargetConfig
 
-PATIENCE = timedelta(days=7)  # a follower waits as long as its leader waits for other groups
+PATIENCE = timedelta(days=7)  # a follower waits while its leader waits for other groups
 LOAD, CALL, DONE, FAILED = "load", "call", "done", "failed"
 JOINED = itertools.count()  # gives each group its own keys in the store
 
@@ -33,8 +33,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 class TargetGroup:
     """This process's group: ``size`` ranks, beginning with rank ``first``.
 
-    If a call that all ranks make fails, it fails on all of them, or the failed process ends the others. Then no rank
-    waits for an order, so none is sent.
+    If a call of all ranks fails, it fails on all of them, or the failed process ends the others. Then no rank waits for
+    an order, so none is sent.
     """
 
     size: int
@@ -77,7 +77,9 @@ class TargetGroup:
     def _follow(self, load: Callable[[list[int]], Any]) -> Any:
         target = None
         while True:
-            kind, content = self._hear()
+            order: list[Any] = [None, None]
+            dist.broadcast_object_list(order, src=0, device=torch.device("cpu"))
+            kind, content = order
             if kind == LOAD:
                 target = load(content)
             elif kind == CALL:
@@ -92,14 +94,9 @@ class TargetGroup:
     def _tell(self, kind: str, content: Any) -> None:
         dist.broadcast_object_list([kind, content], src=0, device=torch.device("cpu"))
 
-    def _hear(self) -> list[Any]:
-        order: list[Any] = [None, None]
-        dist.broadcast_object_list(order, src=0, device=torch.device("cpu"))
-        return order
-
 
 def together(method: Method) -> Method:
-    """Mark a method of the target that all ranks of its group must call; the leader's call makes the others call it."""
+    """Mark a method of the target that all ranks of its group must call. The leader's call is an order."""
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -115,7 +112,7 @@ def together(method: Method) -> Method:
 
 @contextmanager
 def join(cfg: TargetConfig, device: torch.device) -> Iterator[TargetGroup]:
-    """This rank's group of ``target.tensor_parallel`` neighbouring ranks; all ranks must call this equally often.
+    """This rank's group of ``target.tensor_parallel`` neighbouring ranks. All ranks must call this equally often.
 
     Raises ``ConfigError`` if the ranks cannot be divided into such groups, or if transformers would put the target on
     another device than ``target.device``.
@@ -149,6 +146,6 @@ def _check(size: int, device: torch.device) -> None:
 
 @functools.cache
 def _store() -> dist.Store:
-    """The store through which ranks find each other. The process keeps it, because rank 0's also serves training."""
+    """The store through which ranks find each other. It is kept because rank 0's also serves training."""
     store, _, _ = next(iter(dist.rendezvous("env://")))
     return cast(dist.Store, store)

@@ -1,4 +1,4 @@
-"""Where the target lies: a local folder, a snapshot of the Hub, or the conversion of a packaged GGUF file."""
+"""The target's folder: a local one, a snapshot of the Hub, or the conversion of a packaged GGUF file."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 def locate(cfg: TargetConfig) -> Path:
     """The target's folder: a local one, a snapshot of the Hub, or the conversion of a packaged GGUF file.
 
-    A GGUF file is converted at the first call. Raises ``ConfigError`` with the key if there is no such target.
+    The first call converts a GGUF file. Raises ``ConfigError`` naming the key if there is no such target.
     """
     folder = _located(cfg)
     if cfg.adapter:
         return merged(cfg, folder)
     if (folder / ADAPTER).is_file():
         raise ConfigError(
-            f"target.path={folder}: it holds an adapter ({ADAPTER}) that is not part of the weights: "
-            f"target.adapter={folder} merges it into them; without it, remove that file from the folder"
+            f"target.path={folder}: it holds an adapter ({ADAPTER}) that is not part of the weights; set "
+            f"target.adapter={folder} to merge it, or remove that file from the folder"
         )
     return folder
 
 
 def _located(cfg: TargetConfig) -> Path:
-    """The folder of the target without its adapter."""
+    """The folder of the target, without its adapter."""
     path = "" if cfg.path in (None, "???") else cfg.path
     if cfg.package:
         if path:
             raise ConfigError(f"target.path={path} and target.package={cfg.package}: set only one of the two")
-        return _converted(cfg)
+        source = _packaged_file(cfg)
+        origin = {"package": cfg.package, "gguf": cfg.gguf, "bytes": source.stat().st_size}
+        what = f"converting {source.name} of package {cfg.package}"
+        return made_once(cfg.name, origin, what, lambda partial: _convert_gguf(source, partial))
     if not path:
         raise ConfigError("target.path: expected a local folder or a Hub id, got nothing")
     if Path(path).expanduser().is_dir():
@@ -55,7 +58,7 @@ def _checked(folder: Path) -> Path:
     if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
         base = read_json(folder / ADAPTER).get("base_model_name_or_path")
         raise ConfigError(
-            f"target.path={folder}: it holds an adapter and no model: give target.path={base} and "
+            f"target.path={folder}: it holds an adapter but no model; set target.path={base} and "
             f"target.adapter={folder}"
         )
     for pattern in ("config.json", "*.safetensors"):
@@ -85,14 +88,6 @@ def snapshot_commit(folder: Path) -> str | None:
     return folder.name if snapshot else None
 
 
-def _converted(cfg: TargetConfig) -> Path:
-    """The converted folder of a packaged GGUF file. One process makes it while the others wait."""
-    source = _packaged_file(cfg)
-    origin = {"package": cfg.package, "gguf": cfg.gguf, "bytes": source.stat().st_size}
-    what = f"converting {source.name} of package {cfg.package}"
-    return made_once(cfg.name, origin, what, lambda partial: _convert_gguf(source, partial))
-
-
 def _packaged_file(cfg: TargetConfig) -> Path:
     """The GGUF file in an installed package, which is not imported."""
     spec = importlib.util.find_spec(str(cfg.package))
@@ -112,12 +107,9 @@ def _convert_gguf(source: Path, folder: Path) -> None:
 
     with quiet_transformers():
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source.parent,
-            gguf_file=source.name,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=torch.float32,
-        )
-        # transformers refuses to save the model as long as anything marks it as quantized.
+            source.parent, gguf_file=source.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )  # fmt: skip
+        # transformers refuses to save a model that anything marks as quantized.
         for holder, name in ((model.config, "quantization_config"), (model, "quantization_method")):
             if hasattr(holder, name):
                 delattr(holder, name)

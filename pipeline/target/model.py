@@ -31,7 +31,7 @@ from pipeline.target.files import (
     read_whole_config,
     resolve_taps,
     text_config,
-)
+)  # fmt: skip
 from pipeline.target.group import LOAD, TargetGroup, together
 from pipeline.target.location import locate
 from pipeline.target.rewind import RewindCache
@@ -46,7 +46,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class States:
-    """The target's states of every token."""
+    """The target's states for every token."""
 
     hidden: Tensor  # [B, S, m*H]: outputs of the tapped layers
     last_hidden: Tensor  # [B, S, H]: after the final norm
@@ -55,10 +55,12 @@ class States:
 class Target:
     """The frozen model with hooks on its tapped layers; ``load`` makes one.
 
-    It does not use inference mode, in which transformers cannot rebuild the tensors of a model split over ranks.
+    It does not use inference mode, because transformers then cannot rebuild the tensors of a model split over ranks.
     """
 
     def __init__(self, model: Any, folder: Path, taps: list[int], group: TargetGroup | None = None) -> None:
+        from transformers import DynamicCache
+
         self.model = model.eval().requires_grad_(False)
         self.group = group
         self.config = text_config(self.model.config)
@@ -71,8 +73,8 @@ class Target:
         self.dtype: torch.dtype = self.model.dtype
         self.device: torch.device = self.model.device
         self.eos = _ends(folder)
-        kinds = _cache_kinds(self.model.config)
-        # What a convolution or a recurrent state holds cannot be taken back token by token.
+        kinds = {type(layer).__name__ for layer in DynamicCache(config=self.model.config).layers}
+        # The state of a convolution or recurrence cannot be undone token by token.
         self.rewinds: bool = self.model._is_stateful or not kinds.isdisjoint(STATES)
         self.has_plain_cache: bool = not self.rewinds and kinds <= PLAIN
         self._tapped: dict[int, Tensor] = {}
@@ -85,8 +87,7 @@ class Target:
     ) -> Target:
         """Load the target that ``cfg`` names; ``taps``, if given, replace those of ``cfg``.
 
-        ``group`` are the ranks that hold the target together. Raises ``ConfigError`` if ``cfg`` needs a group and there
-        is none.
+        ``group`` are the ranks that share the target. Raises ``ConfigError`` if ``cfg`` needs a group but has none.
         """
         if cfg.tensor_parallel > 1 and group is None:
             raise ConfigError(
@@ -111,18 +112,14 @@ class Target:
     @together
     @torch.no_grad()
     def run(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        cache: Any = None,
-        position_ids: Tensor | None = None,
-        **attention: Any,
-    ) -> States:
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, cache: Any = None,
+        position_ids: Tensor | None = None, **attention: Any,
+    ) -> States:  # fmt: skip
         """States of ``input_ids`` int64 [B, S].
 
-        ``cache``, which ``new_cache`` makes, is extended in place. Sequences that are padded on the right need no
-        ``attention_mask``: attention is causal, so none of their tokens sees the padding. ``attention`` is passed to
-        the model's attention function (pipeline/target/ragged.py).
+        ``cache``, made by ``new_cache``, is extended in place. Sequences that are padded on the right need no
+        ``attention_mask``: attention is causal, so none of their tokens sees the padding. ``attention`` goes to the
+        model's attention function (pipeline/target/ragged.py).
         """
         self._tapped.clear()
         ids, new = input_ids.to(self.device), input_ids.shape[1]
@@ -130,13 +127,9 @@ class Target:
             self._check_unpadded(attention_mask)
             ids, cache = cache.take(ids), cache.cache
         output = self.decoder(
-            input_ids=ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            use_cache=cache is not None,
-            **attention,
-        )
+            input_ids=ids, attention_mask=attention_mask, position_ids=position_ids, cache=cache,
+            use_cache=cache is not None, **attention,
+        )  # fmt: skip
         taps = [self._tapped[tap][:, -new:] for tap in self.taps]
         self._tapped.clear()
         hidden = taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1)
@@ -155,8 +148,8 @@ class Target:
     def crop(self, cache: Any, length: int) -> None:
         """Keep the first ``length`` positions of ``cache``.
 
-        A crop also drops positions that have left a sliding window, so a later crop can only undo the runs since then.
-        Raises ``ValueError`` if the cache holds fewer positions, or no longer those that the next token would see.
+        A crop also drops the positions that have left a sliding window, so a later crop can only undo the runs since
+        then. Raises ``ValueError`` if the cache has fewer positions, or lacks some that the next token would see.
         """
         held = cache.get_seq_length()
         if not 0 <= length <= held:
@@ -197,7 +190,7 @@ class Target:
             )
 
     def _check_unpadded(self, attention_mask: Tensor | None) -> None:
-        """Refuse padding on the left: the layers would compress it, and the answer would change."""
+        """Refuse padding on the left, because the layers would compress it and the answer would change."""
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ConfigError(
                 f"{type(self.model).__name__} cannot answer prompts of different lengths together: set "
@@ -219,22 +212,15 @@ class Target:
             self.decoder.layers[tap].register_forward_hook(keep_output)
 
 
-def _cache_kinds(config: Any) -> set[str]:
-    """The classes of transformers' cache layers for the model of ``config``."""
-    from transformers import DynamicCache
-
-    return {type(layer).__name__ for layer in DynamicCache(config=config).layers}
-
-
 def _ends(folder: Path) -> tuple[int, ...]:
-    """Ids that end an answer; a folder without a tokenizer (of weights alone) has those of its configs."""
+    """Ids that end an answer; without a tokenizer in ``folder``, only those in its configs."""
     from transformers import AutoTokenizer
 
     if not (folder / "tokenizer_config.json").is_file():
         return eos_ids(folder)
     try:
         return end_ids(folder, AutoTokenizer.from_pretrained(folder))
-    except ValueError:  # The tokenizer has code of its own, which only ``target.trust_remote_code`` may run.
+    except ValueError:  # the tokenizer has its own code, which needs ``target.trust_remote_code``
         return eos_ids(folder)
 
 
@@ -253,7 +239,7 @@ def _one_stream(state: Tensor) -> Tensor:
 
 
 def _check_windows(cache: Any, drop: int, length: int) -> None:
-    """Raise ``ValueError`` if a sliding window has lost positions; transformers' crop would leave holes there."""
+    """Raise ``ValueError`` if a sliding window has lost positions, where transformers' crop would leave holes."""
     for layer in cache.layers:
         if getattr(layer, "is_sliding", False) and layer.is_initialized:
             needed = drop + min(layer.sliding_window - 1, length)

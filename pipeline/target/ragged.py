@@ -1,11 +1,10 @@
-"""The target over many sequences in one pass: their tokens flattened into one row, no padding to the longest.
+"""The target over many sequences in one pass: their tokens form one row, without padding to the longest.
 
-What a decoder does with a token by itself (projections, MLP, head) does not ask which sequence it is of, so the cost of
-a pass follows the number of its tokens. Attention does: each sequence has a slot of a preallocated KV cache and sees
-that alone. It comes in as an attention function of transformers' own interface, so any model that goes by that
-interface runs unchanged.
+Projections, MLP and head treat each token by itself, whatever its sequence, so the cost of a pass follows the number of
+tokens. Attention does not: each sequence has a slot of a preallocated KV cache and sees only that. It is an attention
+function for transformers' own interface, so every model that uses this interface runs unchanged.
 
-Shapes: R sequences, T tokens of a pass, L positions of a slot, kv key-value heads, g queries a key-value head.
+Shapes: R sequences, T tokens of a pass, L positions of a slot, kv key-value heads, g queries per key-value head.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from pipeline.config import ConfigError
 from pipeline.target.model import States, Target
 
 NAME = "draftline_ragged"
-MOST_EVEN = (
-    32  # tokens of a part up to which parts attend together; longer ones fill the machine by themselves
-)
+MOST_EVEN = 32  # longest parts, in tokens, that attend together; a longer one keeps the machine busy alone
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,12 @@ class Part:
     start: int
 
     def span(self, window: int | None) -> tuple[int, int]:
-        """Positions of the slot that the part's queries see between them: from, to."""
+        """The range of positions of the slot that any query of the part sees: first, and after the last."""
         low = 0 if window is None else max(0, self.start - window + 1)
         return low, self.start + self.last - self.first
 
     def mask(self, window: int | None, groups: int, like: Tensor) -> Tensor | None:
-        """What is added to scores [g*n, L] over ``span``: 0 or -inf; None where a single query sees all of it."""
+        """The summand (0 or -inf) of scores [g*n, L] over ``span``; None if a single query sees all of it."""
         low, stop = self.span(window)
         if self.last - self.first == 1:
             return None
@@ -53,29 +50,27 @@ class Part:
         seen = keys <= queries
         if window is not None:
             seen &= keys > queries - window
-        # In the type of the scores at once: the layers need not convert it.
+        # It has the type of the scores, so that the layers need not convert it.
         return like.new_zeros(seen.shape).masked_fill(~seen, -torch.inf).repeat(groups, 1)
 
 
 class EvenParts:
-    """R parts of ``count`` tokens each in the slots 0 .. R-1: their attention is one call a layer, not one a part.
+    """R parts of ``count`` tokens each in the slots 0 .. R-1: each layer computes their attention in one call.
 
-    The slots of a pass are a plain part of the cache then, which needs no copy.
+    These slots are one slice of the cache, which needs no copy.
     """
 
     def __init__(self, parts: list[Part], device: torch.device) -> None:
         self.size, self.count = len(parts), parts[0].last - parts[0].first
         starts = torch.tensor([part.start for part in parts])
         self.rows = torch.arange(self.size, device=device)[:, None]
-        self.places = (starts[:, None] + torch.arange(self.count)).to(
-            device
-        )  # [R, n]: positions of the tokens
+        self.places = (starts[:, None] + torch.arange(self.count)).to(device)  # positions [R, n]
         self.longest = int(starts.max()) + self.count  # L
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
     @staticmethod
     def fits(parts: list[Part]) -> bool:
-        """Whether the parts are even, in order from slot 0, and so short that one alone leaves the machine idle."""
+        """Whether the parts have equal lengths up to ``MOST_EVEN`` and are in order from slot 0."""
         counts = {part.last - part.first for part in parts}
         in_order = all(part.slot == place for place, part in enumerate(parts))
         return len(parts) > 1 and len(counts) == 1 and max(counts) <= MOST_EVEN and in_order
@@ -85,7 +80,7 @@ class EvenParts:
         held[self.rows, :, self.places] = new.unflatten(1, (self.size, -1)).permute(1, 2, 0, 3)
 
     def mask(self, window: int | None, groups: int, like: Tensor) -> Tensor:
-        """What is added to scores [R, 1, g*n, L]: 0 or -inf."""
+        """The summand (0 or -inf) of scores [R, 1, g*n, L]."""
         if (window, groups) not in self._masks:
             keys, last = torch.arange(self.longest, device=like.device), self.places[..., None]
             seen = keys <= last  # [R, n, L]
@@ -96,14 +91,8 @@ class EvenParts:
         return self._masks[window, groups]
 
     def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        window: int | None,
-        scale: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, window: int | None, scale: float, sinks: Tensor | None
+    ) -> Tensor:  # fmt: skip
         """[T, g*kv, d] for ``query`` [g*kv, T, d] over the layer's ``keys`` and ``values`` [slots, kv, capacity, d]."""
         k, v = (held[: self.size, :, : self.longest] for held in (keys, values))
         groups = len(query) // keys.shape[1]
@@ -119,15 +108,14 @@ class Pass:
 
     cache: SlotCache
     parts: list[Part]
-    even: EvenParts | None = None  # where the parts are of one length
+    even: EvenParts | None = None  # if ``EvenParts.fits``
     masks: dict[tuple[int | None, int], list[Tensor | None]] = field(default_factory=dict)
 
     def masks_of(self, window: int | None, groups: int, like: Tensor) -> list[Tensor | None]:
-        """A mask a part, of the type and place of ``like``."""
-        key = window, groups
-        if key not in self.masks:
-            self.masks[key] = [part.mask(window, groups, like) for part in self.parts]
-        return self.masks[key]
+        """The mask of each part, with the type and device of ``like``."""
+        if (window, groups) not in self.masks:
+            self.masks[window, groups] = [part.mask(window, groups, like) for part in self.parts]
+        return self.masks[window, groups]
 
 
 def supports(target: Target) -> bool:
@@ -169,15 +157,14 @@ class SlotCache:
 
 
 class RaggedTarget:
-    """A target whose sequences live in slots. ``lengths`` [R] are the positions that each slot holds."""
+    """A target whose sequences are in slots. ``lengths`` [R] counts the positions that each slot holds."""
 
     def __init__(self, target: Target, slots: int, capacity: int) -> None:
-        """``ConfigError`` for a model that keeps more than keys and values, or caps its attention's logits."""
-        model = type(target.model).__name__
+        """Raises ``ConfigError`` if the target ``supports`` no ragged passes."""
         if not supports(target):
             raise ConfigError(
-                f"{model} cannot run several prompts at once: expected evaluate.batch=1, evaluate.profile=false and "
-                "another stage than study"
+                f"{type(target.model).__name__} cannot run several prompts at once: expected "
+                "evaluate.batch=1, evaluate.profile=false and another stage than study"
             )
         self.target, self.capacity = target, capacity
         self.cache = SlotCache(slots, capacity)
@@ -185,7 +172,7 @@ class RaggedTarget:
 
     @contextmanager
     def attention(self) -> Iterator[None]:
-        """Within it the target's attention is the one of this module."""
+        """Inside the block, the target uses the attention of this module."""
         model = self.target.model
         before = model.config._attn_implementation
         AttentionInterface.register(NAME, attend)
@@ -196,9 +183,9 @@ class RaggedTarget:
             model.set_attn_implementation(before)
 
     def run(self, slots: Sequence[int], counts: Sequence[int], ids: Tensor) -> States:
-        """States [T, m*H], [T, H] of ``ids`` int64 [T]: ``counts`` tokens of each of ``slots``, one after the other.
+        """States [T, m*H], [T, H] of ``ids`` int64 [T]: ``counts`` tokens of each of ``slots``, in this order.
 
-        They follow what the slots hold, and are held from then on. Within ``attention()`` only.
+        They continue the contents of the slots and are added to them. Call this only inside ``attention()``.
         """
         parts, first = [], 0
         for slot, count in zip(slots, counts, strict=True):
@@ -206,7 +193,7 @@ class RaggedTarget:
             first += count
         for part in parts:
             self.lengths[part.slot] += part.last - part.first
-            assert self.lengths[part.slot] <= self.capacity, "requests are admitted by what a slot holds"
+            assert self.lengths[part.slot] <= self.capacity, "the engine admits no request that is too long"
         positions = torch.cat([torch.arange(p.start, p.start + p.last - p.first) for p in parts])
         even = EvenParts(parts, ids.device) if EvenParts.fits(parts) else None
         states = self.target.run(
@@ -215,14 +202,14 @@ class RaggedTarget:
         return States(states.hidden[0], states.last_hidden[0])
 
     def move(self, slot: int, free: int) -> None:
-        """Move what ``slot`` holds to the slot ``free``."""
+        """Move the contents of ``slot`` to the slot ``free``."""
         length = self.lengths[slot]
         for held in (tensor for pair in self.cache.layers.values() for tensor in pair):
             held[free, :, :length] = held[slot, :, :length]
         self.lengths[free], self.lengths[slot] = length, 0
 
     def keep(self, slot: int, length: int) -> None:
-        """Hold the first ``length`` positions of ``slot`` only; 0 frees it."""
+        """Keep only the first ``length`` positions of ``slot``; 0 frees it."""
         assert length <= self.lengths[slot]
         self.lengths[slot] = length
 
@@ -233,7 +220,7 @@ def attend(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """transformers' attention function: query [1, g*kv, T, d], key and value [1, kv, T, d] -> [1, T, g*kv, d].
 
-    ``s_aux`` [g*kv]: logits of gpt-oss' sinks, a share of the attention that goes to nothing.
+    ``s_aux`` [g*kv] are the logits of gpt-oss' sinks, which take a share of the attention for nothing.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = ragged.cache.write(layer, key[0], value[0], ragged)
@@ -245,7 +232,9 @@ def attend(
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
     for part, mask in zip(ragged.parts, masks, strict=True):
         low, stop = part.span(sliding_window)
-        own = folded[:, :, part.first : part.last].flatten(1, 2)  # [kv, g*n, d]: no copy of keys a query head
+        own = folded[:, :, part.first : part.last].flatten(
+            1, 2
+        )  # [kv, g*n, d], so keys are not copied for each query head
         k, v = keys[part.slot, :, low:stop], values[part.slot, :, low:stop]
         made = _attend(own[None], k[None], v[None], mask, scaling, s_aux)[0]
         out[part.first : part.last] = made.unflatten(1, (groups, -1)).flatten(0, 1).transpose(0, 1)

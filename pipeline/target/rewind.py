@@ -14,10 +14,9 @@ class RewindCache:
     """The cache of a model that keeps more than keys and values. A crop returns to the state before the last run.
 
     DeepSeek-V4's compressors close windows of tokens irreversibly, and transformers' ``crop`` ignores them. Therefore
-    this cache keeps a copy from before the last run. A crop returns to the copy. The tokens of the last run that are
-    kept *wait*: the next run computes them again, before its own tokens, which takes no extra run. A crop to an earlier
-    position starts with an empty cache, and all kept tokens wait. In both cases the states equal those of a run from
-    scratch.
+    this cache keeps a copy from before the last run, to which a crop returns. The tokens of the last run that are kept
+    *wait*: the next run computes them again before its own tokens, which takes no extra run. A crop to an earlier
+    position starts with an empty cache, and all kept tokens wait. Either way, states equal those of a run from scratch.
     """
 
     def __init__(self, empty: Callable[[], Any]) -> None:

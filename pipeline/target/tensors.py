@@ -1,7 +1,7 @@
 """The target's embedding, head and decoder layers, read from its files without the rest of the model.
 
-transformers itself reads them into a model of the target's own class, from which all other modules have been removed.
-Therefore names, files of the index, a tied head and the renamed tensors of old files are treated as for a whole model.
+transformers reads them into a model of the target's own class, from which all other modules have been removed. So it
+handles names, the files of the index, a tied head and the renamed tensors of old files as for a whole model.
 
 Shapes: H hidden size, V embedding rows.
 """
@@ -35,21 +35,19 @@ class TargetTensors:
 
 
 def load_tensors(cfg: TargetConfig, device: str = "cpu") -> TargetTensors:
-    """Read only those tensors, in ``target.dtype``, by the names of the model's class.
+    """Read only these tensors, in ``target.dtype``, by the names of the model's class.
 
-    On the ``device`` meta names and shapes are compared with the files, and no number is read. Raises ``ConfigError``
-    with a tensor that is missing, or quantised in a form that transformers cannot undo.
+    On the ``device`` meta, names and shapes are compared with the files, but no number is read. Raises ``ConfigError``
+    naming a tensor that is missing, or quantised in a form that transformers cannot undo.
     """
     folder = locate(cfg)
     model = _partial_model(folder, cfg, empty_model(folder, cfg), [], device)
     tensors = {
         name: module.weight.detach().to(device, dtype_of(cfg))
-        for name, module in model_parts(model).modules.items()
+        for name, module in model_parts(model)._asdict().items()
     }
     if tensors["head"].data_ptr() == tensors["embedding"].data_ptr():
-        tensors["head"] = tensors[
-            "head"
-        ].clone()  # a draft's file holds both, and safetensors cannot store shared memory
+        tensors["head"] = tensors["head"].clone()  # safetensors cannot store both if they share memory
     return TargetTensors(**tensors, config=text_config(model.config), folder=folder)
 
 
@@ -61,23 +59,19 @@ def load_layers(cfg: TargetConfig, layers: list[int]) -> dict[int, dict[str, Ten
         if layer >= len(whole.get_decoder().layers):
             raise ConfigError(f"{folder}: has no decoder layer {layer}")
     found = _partial_model(folder, cfg, whole, layers).get_decoder().layers
-    states = {layer: found.get_submodule(str(layer)).state_dict() for layer in layers}
-    return {
-        layer: {name: value.to(dtype_of(cfg)) for name, value in state.items()}
-        for layer, state in states.items()
-    }
+    return {layer: found.get_submodule(str(layer)).to(dtype_of(cfg)).state_dict() for layer in layers}
 
 
 def check_same(target: Any, tensors: TargetTensors) -> None:
-    """Compare ``tensors`` with the loaded ``target``'s own. ``ConfigError`` names the first tensor that differs.
+    """Raise ``ConfigError`` naming the first of ``tensors`` that differs from that of the loaded ``target``.
 
     With another embedding or head than the target's, a draft trains well, but its tokens are never accepted.
     """
-    for name, module in model_parts(target.model).modules.items():
+    for name, module in model_parts(target.model)._asdict().items():
         read, own = getattr(tensors, name), module.weight
         if own.dtype != read.dtype or not torch.equal(own.cpu(), read.cpu()):
             raise ConfigError(
-                f"{target.folder}: tensor {name}: expected what {type(target.model).__name__} computes with "
+                f"{target.folder}: tensor {name}: expected the values in {type(target.model).__name__} "
                 f"({own.dtype}, {list(own.shape)}), got other values ({read.dtype}, {list(read.shape)}) from its files"
             )
 
@@ -87,10 +81,10 @@ def _partial_model(
 ) -> Any:
     """The model of ``folder``, loaded with only embedding, head, final norm and the decoder ``layers``.
 
-    ``whole`` is its empty model. Most quantised models do not quantise embedding and head, so these are first read
-    without the library of the quantisation.
+    ``whole`` is its empty model. Most quantised models do not quantise embedding and head, so the first
+    attempt does without the library of the quantisation.
     """
-    wanted = {*model_parts(whole).modules.values(), *(whole.get_decoder().layers[layer] for layer in layers)}
+    wanted = {*model_parts(whole), *(whole.get_decoder().layers[layer] for layer in layers)}
     names = [name for name, module in whole.named_modules() if module in wanted]
     config = copy.deepcopy(whole.config)
     quantization = config.__dict__.pop("quantization_config", None)
@@ -113,7 +107,7 @@ def _load_kept(
 ) -> tuple[Any, list[str]]:
     """A model of class ``kind`` with only the modules ``names``, and the names of its tensors that were not read.
 
-    Tensors in the files that have the prefix of such a module but are not part of it, such as a scale, also count.
+    Tensors in the files with the prefix of such a module that are not part of it, such as a scale, also count.
     """
 
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -124,23 +118,20 @@ def _load_kept(
     part: Any = type(kind.__name__, (kind,), {"__init__": initialise, "__module__": kind.__module__})
     with model_errors(folder, cfg), quiet_transformers():
         model, found = part.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype_of(cfg),
-            output_loading_info=True,
+            folder, config=config, dtype=dtype_of(cfg), output_loading_info=True,
             device_map=None if device == "cpu" else device,
-        )
+        )  # fmt: skip
     starts = tuple(f"{name}." for name in names)
     foreign = [key for key in found["unexpected_keys"] if key.startswith(starts)]
     return model, sorted([*found["missing_keys"], *foreign])
 
 
 def _keep_only(module: nn.Module, kept: Collection[nn.Module]) -> None:
-    """Remove every module below ``module``, except those in ``kept``, inside one of them, or that contain one."""
+    """Remove every module below ``module`` that is not in ``kept``, inside one of them, or around one."""
     for name, child in list(module.named_children()):
         if child in kept:
             continue
         if any(inner in kept for inner in child.modules()) or isinstance(child, nn.ModuleList):
-            _keep_only(child, kept)  # a list stays, if only empty: some classes count their layers
+            _keep_only(child, kept)  # keep even an empty list: some classes count their layers
         else:
             del module._modules[name]  # the other modules of a list keep their numbers, unlike after delattr
