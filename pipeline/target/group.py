@@ -77,9 +77,7 @@ class TargetGroup:
     def _follow(self, load: Callable[[list[int]], Any]) -> Any:
         target = None
         while True:
-            order: list[Any] = [None, None]
-            dist.broadcast_object_list(order, src=0, device=torch.device("cpu"))
-            kind, content = order
+            kind, content = self._hear()
             if kind == LOAD:
                 target = load(content)
             elif kind == CALL:
@@ -93,6 +91,11 @@ class TargetGroup:
 
     def _tell(self, kind: str, content: Any) -> None:
         dist.broadcast_object_list([kind, content], src=0, device=torch.device("cpu"))
+
+    def _hear(self) -> list[Any]:
+        order: list[Any] = [None, None]
+        dist.broadcast_object_list(order, src=0, device=torch.device("cpu"))
+        return order
 
 
 def together(method: Method) -> Method:
