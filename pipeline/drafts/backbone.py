@@ -90,13 +90,9 @@ class Backbone(Model):
         return ContextState()
 
     def observe_all(
-        self,
-        states: Sequence[ContextState],
-        counts: Sequence[int],
-        tokens: Tensor,
-        hidden: Tensor,
+        self, states: Sequence[ContextState], counts: Sequence[int], tokens: Tensor, hidden: Tensor,
         last_hidden: Tensor,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """See Draft.observe_all: appends keys and values of the taps ``hidden`` [N, m*H] to each sequence's context."""
         context = self.context(hidden)
         positions = following([state.length for state in states], counts, hidden.device)
@@ -126,6 +122,5 @@ class Backbone(Model):
         window, slots = self.window(kind), x.shape[1]
         if window is None or length + slots <= window:
             return None
-        anchor = torch.tensor(length, device=x.device)
-        seen = Shape(slots, slots, window=window).seen(anchor, length)
+        seen = Shape(slots, slots, window=window).seen(torch.tensor(length, device=x.device), length)
         return torch.cat([seen, seen.new_ones(slots, slots)], 1)

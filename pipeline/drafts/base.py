@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -32,9 +32,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on ``device``."""
-        return Batch(
-            **{name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
-        )
+        return Batch(*(getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -141,13 +139,8 @@ class Draft(nn.Module):
 
     @abstractmethod
     def loss(
-        self,
-        batch: Batch,
-        blocks: Blocks,
-        supervision: Supervision,
-        weights: LossWeights,
-        chunk_slots: int = 512,
-    ) -> LossTerms:
+        self, batch: Batch, blocks: Blocks, supervision: Supervision, weights: LossWeights, chunk_slots: int = 512
+    ) -> LossTerms:  # fmt: skip
         """Loss terms of one batch. Without any supervised draft they are zeros that still have a graph."""
 
     @abstractmethod
@@ -156,13 +149,8 @@ class Draft(nn.Module):
 
     @abstractmethod
     def observe_all(
-        self,
-        states: Sequence[Any],
-        counts: Sequence[int],
-        tokens: Tensor,
-        hidden: Tensor,
-        last_hidden: Tensor,
-    ) -> None:
+        self, states: Sequence[Any], counts: Sequence[int], tokens: Tensor, hidden: Tensor, last_hidden: Tensor
+    ) -> None:  # fmt: skip
         """Add newly verified positions to each sequence: ``counts[r]`` (at least 1) to sequence r.
 
         The positions of all sequences lie one after another: ids int64 [N], taps [N, m*H], final states [N, H] with
@@ -171,14 +159,9 @@ class Draft(nn.Module):
 
     @abstractmethod
     def propose_all(
-        self,
-        states: Sequence[Any],
-        anchors: Tensor,
-        sampler: Sampler,
-        generator: torch.Generator | None = None,
-        limit: int | None = None,
-        thresholds: Sequence[float] = (),
-    ) -> Proposals:
+        self, states: Sequence[Any], anchors: Tensor, sampler: Sampler, generator: torch.Generator | None = None,
+        limit: int | None = None, thresholds: Sequence[float] = (),
+    ) -> Proposals:  # fmt: skip
         """Draft up to ``limit`` tokens after each of ``anchors`` int64 [R], tokens that are not yet observed.
 
         Draft k needs a confidence of at least ``thresholds[k]`` (0 where the list is shorter). Drafting ends when no
@@ -190,32 +173,23 @@ class Draft(nn.Module):
         self.observe_all([state], [len(tokens)], tokens, hidden, last_hidden)
 
     def propose(
-        self,
-        state: Any,
-        anchor: int,
-        sampler: Sampler,
-        generator: torch.Generator | None = None,
-        limit: int | None = None,
-        thresholds: Sequence[float] = (),
-    ) -> Proposal:
+        self, state: Any, anchor: int, sampler: Sampler, generator: torch.Generator | None = None,
+        limit: int | None = None, thresholds: Sequence[float] = (),
+    ) -> Proposal:  # fmt: skip
         """``propose_all`` for one sequence: the chain ends before the first draft below its threshold."""
         anchors = torch.tensor([anchor], device=next(self.parameters()).device)
         made = self.propose_all([state], anchors, sampler, generator, limit, thresholds)
-        probabilities, confidences = made.probabilities, made.confidences
-        return Proposal(
-            made.tokens[0],
-            None if probabilities is None else probabilities[0],
-            None if confidences is None else confidences[0],
-        )
+        rows = (None if part is None else part[0] for part in (made.probabilities, made.confidences))
+        return Proposal(made.tokens[0], *rows)
 
 
 def supervise(
     batch: Batch, blocks: Blocks, drafts: int, decay: float, trained: int | None = None
 ) -> Supervision:
-    """Labels and weights w_k = exp(-(k-1)/decay) of every draft (design.md, "Loss").
+    """The labels and weights w_k = exp(-(k-1)/decay) of all drafts (design.md, "Loss").
 
     The label of draft k in a block at anchor a is the token at a+1+k. A block is supervised up to the first draft whose
-    label is not an answer token or lies beyond the sequence. Drafts from number ``trained`` on have weight 0.
+    label is not an answer token or lies beyond the sequence. Only the first ``trained`` drafts have a weight above 0.
     """
     steps = torch.arange(drafts, device=blocks.anchors.device)
     positions = blocks.anchors[..., None] + 1 + steps  # [B, A, G]

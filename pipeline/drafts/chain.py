@@ -72,9 +72,8 @@ class Chain(Model):
         sources = self.source(batch.hidden, batch.last_hidden)
         # roll gives the last pair a wrong token, but no query sees that pair.
         _, every = self.enter(self.embed(batch.input_ids.roll(-1, 1)), sources)
-        k_ctx, v_ctx = layer.self_attn.keys_values(
-            every, self.rotary(every, torch.arange(length, device=rows.device), kind)
-        )
+        tables = self.rotary(every, torch.arange(length, device=rows.device), kind)
+        k_ctx, v_ctx = layer.self_attn.keys_values(every, tables)
         state, keys, values, found = sources[rows, pairs], [], [], []
 
         def attend_chain(plan: AttentionPlan, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -96,13 +95,8 @@ class Chain(Model):
         return PairState()
 
     def observe_all(
-        self,
-        states: Sequence[PairState],
-        counts: Sequence[int],
-        tokens: Tensor,
-        hidden: Tensor,
-        last_hidden: Tensor,
-    ) -> None:
+        self, states: Sequence[PairState], counts: Sequence[int], tokens: Tensor, hidden: Tensor, last_hidden: Tensor
+    ) -> None:  # fmt: skip
         """See Draft.observe_all: appends the complete pairs. The last position waits for its next token."""
         sources = self.source(hidden, last_hidden).split(list(counts))
         ids, before, found = [], [], []
@@ -133,9 +127,7 @@ class Chain(Model):
         def attend_all(q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
             own.append(torch.stack([key, value]))
             k, v = torch.cat(own, 2)
-            contexts = [
-                k.new_empty(2, 1, 0, *k.shape[2:]) if context is None else context for context in seen
-            ]
+            contexts = [k.new_empty(2, 1, 0, *k.shape[2:]) if each is None else each for each in seen]
             masks = [self._window_mask(kind, context.shape[2] + k.shape[1], q) for context in contexts]
             return attend_each(q, k, v, scale, contexts, masks)
 

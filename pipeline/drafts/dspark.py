@@ -16,7 +16,7 @@ from torch.nn import functional
 from pipeline.drafts.backbone import Backbone, ContextState
 from pipeline.drafts.base import Batch, Blocks, Supervision
 from pipeline.drafts.heads import HEADS, ConfidenceHead
-from pipeline.drafts.model import Step
+from pipeline.drafts.model import HeadInputs, Step
 
 
 class DSpark(Backbone):
@@ -29,11 +29,9 @@ class DSpark(Backbone):
         rank = config.markov_rank
         self.markov_head = self.confidence_head = None
         if rank:
+            sizes = (config.vocab_size, rank, self.draft_vocab_size, config.hidden_size)
             options = {"learned_start": True} if config.markov_learned_start else {}
-            make = HEADS[config.markov_head_type]
-            self.markov_head = make(
-                config.vocab_size, rank, self.draft_vocab_size, config.hidden_size, **options
-            )
+            self.markov_head = HEADS[config.markov_head_type](*sizes, **options)
         if config.enable_confidence_head:
             own = rank if config.confidence_head_with_markov else 0
             self.confidence_head = ConfidenceHead(config.hidden_size + own)
@@ -56,9 +54,7 @@ class DSpark(Backbone):
         logits: Tensor = self.confidence_head(hidden, read)
         return logits
 
-    def head_inputs(
-        self, batch: Batch, blocks: Blocks, states: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def head_inputs(self, batch: Batch, blocks: Blocks, states: Tensor) -> HeadInputs:
         """See Model.head_inputs. Under teacher forcing, the token before draft k is the one at a+k."""
         if self.markov_head is None:
             return None, None

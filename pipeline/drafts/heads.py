@@ -64,13 +64,8 @@ class RNNHead(MarkovHead):
     """
 
     def __init__(
-        self,
-        vocab_size: int,
-        rank: int,
-        draft_vocab_size: int | None,
-        hidden_size: int,
-        learned_start: bool = False,
-    ) -> None:
+        self, vocab_size: int, rank: int, draft_vocab_size: int | None, hidden_size: int, learned_start: bool = False
+    ) -> None:  # fmt: skip
         super().__init__(vocab_size, rank, draft_vocab_size)
         self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
         self.initial_state = nn.Parameter(0.02 * torch.randn(rank)) if learned_start else None

@@ -56,7 +56,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Weights of the terms, and which figures are computed besides.
+    """The weights of the terms, and which figures are computed in addition.
 
     ``compare`` computes the target's distribution even if no term needs it; it takes a third of the products.
     ``agreement`` computes whether both distributions have the same mode.
@@ -113,13 +113,8 @@ def distribution_loss(
         hidden, features, w2, output, target_hidden, output.indices(labels), weights, coefficients, chunk,
         torch.is_grad_enabled(), dtype,
     )  # fmt: skip
-    return Terms(
-        total,
-        ce_sum,
-        l1_sum,
-        tv if coefficients.needs_target else None,
-        agree if coefficients.agreement else None,
-    )
+    compared = tv if coefficients.needs_target else None
+    return Terms(total, ce_sum, l1_sum, compared, agree if coefficients.agreement else None)
 
 
 class _Distribution(torch.autograd.Function):
@@ -140,9 +135,9 @@ class _Distribution(torch.autograd.Function):
             logits, slope = _logits(h[part], w, output.softcap, with_gradient)
             if f is not None and m is not None:
                 logits.addmm_(f[part], m.t())
-            target = (
-                _logits(t[part], w_target, output.softcap, False)[0] if coefficients.needs_target else None
-            )
+            target = None
+            if coefficients.needs_target:
+                target, _ = _logits(t[part], w_target, output.softcap, False)
             rows = _Rows(labels[part], weights[part], coefficients, output.ids, with_gradient)
             total += rows.run(logits, target, figures[:, part])
             if with_gradient:
@@ -168,11 +163,7 @@ def _gradients(h: Tensor, f: Tensor | None, w2: Tensor | None) -> list[Tensor | 
     """Empty tensors for the gradients of hidden, features and w2; that of w2 sums over chunks in fp32."""
     if f is None or w2 is None:
         return [torch.empty_like(h), None, None]
-    return [
-        torch.empty_like(h),
-        torch.empty_like(f),
-        torch.zeros(w2.shape, dtype=torch.float32, device=h.device),
-    ]
+    return [torch.empty_like(h), torch.empty_like(f), torch.zeros_like(w2, dtype=torch.float32)]
 
 
 def _logits(h: Tensor, head: Tensor, softcap: float | None, with_slope: bool) -> tuple[Tensor, Tensor | None]:
@@ -221,7 +212,8 @@ class _Rows:
         c, weight = self.coefficients, self.weights[rows]
         z = logits[rows].float()
         if c.agreement and target is not None:
-            figures[2, rows] = self._agreement(z, target)
+            mode = z.argmax(-1)
+            figures[2, rows] = ((mode if self.ids is None else self.ids[mode]) == target.argmax(-1)).float()
         known = self.labels[rows] >= 0
         label = self.labels[rows].clamp(min=0)[:, None]
         p = torch.softmax(z, -1)
@@ -229,29 +221,21 @@ class _Rows:
         total = c.ce * (figures[0, rows] * weight).sum()
         mass = q = sign = None
         if target is not None:
-            q = self._target(target.float())
+            # The softmax over all V is one fused pass; selecting columns first would need a log-sum-exp, which is four.
+            q = torch.softmax(target.float(), -1)
+            q = q if self.ids is None else q[:, self.ids]
             mass = q.sum(-1) if self.ids is not None or c.soft else torch.ones_like(weight)
             if c.soft:
                 total += c.soft * (weight * -(q * torch.log_softmax(z, -1)).sum(-1)).sum()
             difference = p - q if c.soft else torch.sub(p, q, out=q)
-            figures[1, rows] = torch.linalg.vector_norm(difference, 1, -1) + (
-                1 - mass if self.ids is not None else 0
-            )
+            figures[1, rows] = torch.linalg.vector_norm(difference, 1, -1)
+            if self.ids is not None:
+                figures[1, rows] += 1 - mass
             total += c.l1 * (figures[1, rows] * weight).sum()
             sign = difference.sign_()
         if self.with_gradient:
             logits[rows] = self._gradient(p, q, sign, mass, label, weight[:, None], (weight * known)[:, None])
         return total
-
-    def _agreement(self, z: Tensor, target: Tensor) -> Tensor:
-        mode = z.argmax(-1)
-        return ((mode if self.ids is None else self.ids[mode]) == target.argmax(-1)).float()
-
-    def _target(self, logits: Tensor) -> Tensor:
-        """The target's probabilities [c, D] of the draft's tokens, normalised over all V tokens."""
-        # The softmax over all V is one fused pass; selecting columns first would need a log-sum-exp, which is four.
-        q = torch.softmax(logits, -1)
-        return q if self.ids is None else q[:, self.ids]
 
     def _gradient(
         self, p: Tensor, q: Tensor | None, sign: Tensor | None, mass: Tensor | None, label: Tensor, weight: Tensor,

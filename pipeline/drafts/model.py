@@ -21,10 +21,11 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.base import Batch, Blocks, Draft, LossTerms, LossWeights, Proposals, Supervision
 from pipeline.drafts.families.attention import AttentionPlan, Shape, default_backend, plan_attention
 from pipeline.drafts.families.layers import DecoderLayer
-from pipeline.drafts.losses import Coefficients, Output, Terms, distribution_loss
+from pipeline.drafts.losses import Coefficients, Output, distribution_loss
 
 # Takes the previous tokens [R]; returns the next drafts' logits [R, D] and confidences (fp32 [R] in [0, 1], or None).
 Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+HeadInputs = tuple[Tensor | None, Tensor | None]
 
 
 class Model(Draft):
@@ -37,24 +38,19 @@ class Model(Draft):
 
     def __init__(self, config: Any, family: ModuleType, width: int | None = None) -> None:
         super().__init__()
-        self.config, self.norm_class = (
-            config,
-            family.RMSNorm,
-        )  # a class and not the module, so that a draft can be copied
-        hidden, vocabulary = config.hidden_size, config.vocab_size
+        self.config = config
+        self.norm_class = family.RMSNorm  # a class and not the module, so that a draft can be copied
+        hidden, vocabulary, depth = config.hidden_size, config.vocab_size, config.num_hidden_layers
         self.embed_tokens = nn.Embedding(vocabulary, hidden)
-        self.layers = nn.ModuleList(
-            family.DecoderLayer(config, i, width) for i in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(family.DecoderLayer(config, i, width) for i in range(depth))
         self.norm = self.make_norm()
         self.rotary = family.Rotary(config)
-        self.lm_head = nn.Linear(hidden, self.draft_vocab_size, bias=False)
+        size = self.draft_vocab_size
+        self.lm_head = nn.Linear(hidden, size, bias=False)
         self.scale = family.embedding_scale(config)
-        reduced = self.draft_vocab_size < vocabulary
+        reduced = size < vocabulary
         # As engines expect: target id = draft id + d2t[draft id]; t2d is True for the target's ids that the draft has.
-        self.register_buffer(
-            "d2t", torch.zeros(self.draft_vocab_size, dtype=torch.int64) if reduced else None
-        )
+        self.register_buffer("d2t", torch.zeros(size, dtype=torch.int64) if reduced else None)
         self.register_buffer("t2d", torch.zeros(vocabulary, dtype=torch.bool) if reduced else None)
         # The loss of a reduced draft needs the target's whole head. It is not saved with the draft.
         self.register_buffer("target_head", None, persistent=False)
@@ -97,8 +93,7 @@ class Model(Draft):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """U = head(h), fp32 [.., D] for states [.., H]; softcapped if the target's logits are."""
-        logits = self.lm_head(hidden.to(self.lm_head.weight.dtype)).float()
-        cap = self.softcap
+        logits, cap = self.lm_head(hidden.to(self.lm_head.weight.dtype)).float(), self.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @property
@@ -110,12 +105,10 @@ class Model(Draft):
         self, rows: Tensor, anchors: Tensor, context: int, queries: int, keys: int, first: int = 0
     ) -> dict[str, AttentionPlan]:
         """The attention plan of each layer type for N blocks (see attention.py)."""
-        backend = self.attention or default_backend(rows.device)
+        backend, kinds = self.attention or default_backend(rows.device), {x.kind for x in self.decoder_layers}
+        shapes = {kind: Shape(queries, keys, first, self.window(kind)) for kind in kinds}
         return {
-            kind: plan_attention(
-                rows, anchors, context, Shape(queries, keys, first, self.window(kind)), backend
-            )
-            for kind in {layer.kind for layer in self.decoder_layers}
+            kind: plan_attention(rows, anchors, context, shape, backend) for kind, shape in shapes.items()
         }
 
     # --- the loss ---
@@ -124,9 +117,7 @@ class Model(Draft):
     def block_states(self, batch: Batch, blocks: Blocks, drafts: int | None = None) -> Tensor:
         """Final states [B, A, G, H] of at least the first ``drafts`` drafts of the kept blocks; zero elsewhere."""
 
-    def head_inputs(
-        self, batch: Batch, blocks: Blocks, states: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def head_inputs(self, batch: Batch, blocks: Blocks, states: Tensor) -> HeadInputs:
         """Embedded previous tokens and features of the sequential head, each [B, A, G, r]; None without such a head."""
         return None, None
 
@@ -150,14 +141,24 @@ class Model(Draft):
         embedded, features = self.head_inputs(batch, useful, states)
         hidden = states[where]  # [n, H]
         positions = blocks.anchors[where[:2]] + where[2]  # the token before draft k is at a+k
-        slot_weights, compare = supervision.weights[where], self.learns_confidence and weights.confidence != 0
+        scale = (
+            getattr(self.config, "target_logit_scale", None) or 1
+        )  # gives the head the target's real logits
+        compare = self.learns_confidence and weights.confidence != 0
         terms = distribution_loss(
             hidden, None if features is None else features[where], self.bias_weight, self._output(),
-            self._scaled(batch.last_hidden[where[0], positions]), supervision.labels[where], slot_weights,
+            batch.last_hidden[where[0], positions] * scale, supervision.labels[where], supervision.weights[where],
             Coefficients(weights.ce, weights.l1, weights.soft, compare, agreement=not self.training), chunk_slots,
         )  # fmt: skip
         confidence = self.confidence_loss(hidden, embedded, where, terms.tv, supervision)
-        return _collected(terms, confidence, weights, where, wanted)
+        return LossTerms(
+            total=terms.total + weights.confidence * confidence,
+            ce=terms.ce.detach(),
+            l1=terms.l1.detach(),
+            confidence=confidence.detach(),
+            acceptance=None if terms.tv is None else _scatter(1 - terms.tv, where, wanted),
+            agreement=None if terms.agreement is None else _scatter(terms.agreement, where, wanted),
+        )
 
     def confidence_loss(
         self, hidden: Tensor, embedded: Tensor | None, where: tuple[Tensor, ...], tv: Tensor | None,
@@ -171,16 +172,9 @@ class Model(Draft):
         """Whether there is a confidence head. Its labels need both distributions."""
         return False
 
-    def _scaled(self, last_hidden: Tensor) -> Tensor:
-        """The target's final states times its logit scale, so that the head gives the target's real logits."""
-        scale = getattr(self.config, "target_logit_scale", None)
-        return last_hidden if scale is None else last_hidden * scale
-
     def _output(self) -> Output:
         target = self.lm_head.weight if self.d2t is None else self.target_head
-        assert target is not None, (
-            "a reduced draft needs the target's head in training (registry, checkpoint)"
-        )
+        assert target is not None, "registry and checkpoint give a reduced draft the target's head"
         return Output(self.lm_head.weight, target, self.ids, self.softcap)
 
     def _nothing(self, supervision: Supervision) -> LossTerms:
@@ -210,9 +204,8 @@ class Model(Draft):
             logits, confidence = step(previous)
             if confidence is not None:
                 least = thresholds[k] if k < len(thresholds) else 0.0
-                alive = alive & ~(
-                    confidence < least
-                )  # a NaN continues, so that it is recorded and the error can name it
+                # A NaN continues, so that it is recorded and the error can name it.
+                alive = alive & ~(confidence < least)
                 if least > 0 and not alive.any():
                     break
                 confidences.append(confidence)
@@ -238,9 +231,7 @@ class Model(Draft):
         """Probabilities [R, V] over the target's tokens from [R, D]; 0 for tokens that the draft does not have."""
         if self.ids is None:
             return probabilities
-        return probabilities.new_zeros(len(probabilities), self.config.vocab_size).index_copy(
-            1, self.ids, probabilities
-        )
+        return self._zeros(len(probabilities), self.config.vocab_size).index_copy(1, self.ids, probabilities)
 
 
 def target_ids(d2t: Tensor) -> Tensor:
@@ -251,19 +242,6 @@ def target_ids(d2t: Tensor) -> Tensor:
 def _joined(parts: list[Tensor], empty: Tensor) -> Tensor:
     """The drafts [R, ..] stacked to [R, n, ..]; ``empty`` if there are none."""
     return torch.stack(parts, 1) if parts else empty
-
-
-def _collected(
-    terms: Terms, confidence: Tensor, weights: LossWeights, where: tuple[Tensor, ...], mask: Tensor
-) -> LossTerms:
-    return LossTerms(
-        total=terms.total + weights.confidence * confidence,
-        ce=terms.ce.detach(),
-        l1=terms.l1.detach(),
-        confidence=confidence.detach(),
-        acceptance=None if terms.tv is None else _scatter(1 - terms.tv, where, mask),
-        agreement=None if terms.agreement is None else _scatter(terms.agreement, where, mask),
-    )
 
 
 def _scatter(values: Tensor, where: tuple[Tensor, ...], mask: Tensor) -> Tensor:

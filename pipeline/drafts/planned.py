@@ -1,4 +1,4 @@
-"""The draft that a run will train, known before there is a cache: its config and its sizes without its numbers."""
+"""The draft that a run will train: its config and the shapes of its tensors, known before there is a cache."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pipeline.target.tensors import load_tensors
 
 
 def planned_draft(ahead: Ahead) -> Model:
-    """The draft on the meta device. Its taps are those of the cache that it is trained on, if that is there.
+    """The draft on the meta device. If the cache for its training exists, its taps come from there.
 
-    Raises ``UserError`` for a target whose tensors cannot be read, a family or algorithm that cannot draft for it,
-    taps, a mask token or a vocabulary that it does not have.
+    Raises ``UserError`` if the target's tensors cannot be read, if the family or the algorithm cannot draft for the
+    target, or if the target lacks the taps, the mask token or the vocabulary.
     """
     config = ahead.config
     drafter, tensors = config.drafter, load_tensors(config.target, "meta")
@@ -36,10 +36,8 @@ def planned_draft(ahead: Ahead) -> Model:
     if size is not None and size >= rows:
         raise ConfigError(f"drafter.vocab_size={size}: expected less than the target's {rows} rows")
     if config.train.compile and not issubclass(ALGORITHMS[drafter.algorithm], Backbone):
-        raise ConfigError(
-            f"train.compile: drafter.algorithm={drafter.algorithm} makes no pass that can be compiled"
-        )
-    # What a draft starts from changes its numbers, not its sizes.
+        raise ConfigError(f"train.compile: drafter.algorithm={drafter.algorithm} cannot be compiled")
+    # Another start changes the values of the tensors, but not their shapes.
     plain = dataclasses.replace(drafter, init=InitConfig())
     start = Start(ids=None if size is None else torch.arange(size, device="meta"))
     chosen = [taps[i] for i in chosen_taps(drafter, taps)]
@@ -48,7 +46,7 @@ def planned_draft(ahead: Ahead) -> Model:
 
 
 def _mask_token(config: Config, folder: Path, rows: int) -> int | None:
-    """The mask token, as far as it is known without a cache."""
+    """The mask token, checked as far as that is possible without a cache."""
     number = config.target.mask_token_id
     if not issubclass(ALGORITHMS[config.drafter.algorithm], Backbone):
         return None

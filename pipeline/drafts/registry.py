@@ -5,26 +5,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeline.config import ConfigError
+from pipeline.config import ConfigError, DrafterConfig
 from pipeline.drafts import algorithms
 from pipeline.drafts.dspark import DSpark
 from pipeline.drafts.model import Model
 from pipeline.drafts.starts import warm_start
 from pipeline.target.files import logit_scale
+from pipeline.target.tensors import TargetTensors
 
-if TYPE_CHECKING:
-    from pipeline.config import DrafterConfig
-    from pipeline.target.tensors import TargetTensors
-
-FAMILIES: dict[str, ModuleType] = {
-    name: importlib.import_module(family.module) for name, family in algorithms.FAMILIES.items()
-}
+FAMILIES = {name: importlib.import_module(family.module) for name, family in algorithms.FAMILIES.items()}
 ALGORITHMS: dict[str, type[Model]] = {
     name: getattr(importlib.import_module(a.module), a.name) for name, a in algorithms.ALGORITHMS.items()
 }
@@ -86,7 +80,7 @@ def chosen_taps(drafter: DrafterConfig, taps: list[int]) -> list[int]:
     count = len(taps) if drafter.num_taps is None else drafter.num_taps
     if count > len(taps):
         raise ConfigError(
-            f"drafter.num_taps={count}: expected at most {len(taps)}, because the cache has the taps {taps}"
+            f"drafter.num_taps={count}: expected at most {len(taps)}: the cache has the taps {taps}"
         )
     if count <= 1:
         return [len(taps) // 2] * count
@@ -94,13 +88,9 @@ def chosen_taps(drafter: DrafterConfig, taps: list[int]) -> list[int]:
 
 
 def draft_config(
-    drafter: DrafterConfig,
-    target: Any,
-    rows: int,
-    taps: list[int],
-    mask_token_id: int | None,
+    drafter: DrafterConfig, target: Any, rows: int, taps: list[int], mask_token_id: int | None,
     reduced: int | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """The draft's config: the target's sizes (``rows`` of its embedding) and the drafter's choices.
 
     ``reduced`` is the size of a smaller draft vocabulary. A draft does not scale its logits: its final norm is trained
@@ -111,10 +101,14 @@ def draft_config(
     shared |= family.config_fields(target, drafter.depth, drafter.sliding_window)
     if drafter.rope_scaling:
         shared |= _scaled_positions(shared, dict(drafter.rope_scaling))
+    bare = kind is DSpark and drafter.markov_rank == 0 and not drafter.confidence_head
+    fill_in = bare and not drafter.sample_from_anchor
+    # The inner width of the MLPs is that of the target's widest layer, else three times its hidden size.
+    width = getattr(target, "intermediate_size", None) or 3 * target.hidden_size
     own: dict[str, object] = {
-        "architectures": [FILL_IN if _is_fill_in(drafter) else f"{family.NAME}{kind.NAME}Model"],
+        "architectures": [FILL_IN if fill_in else f"{family.NAME}{kind.NAME}Model"],
         "vocab_size": rows,
-        "intermediate_size": _mlp_width(target),
+        "intermediate_size": int(max(width) if isinstance(width, list | tuple) else width),
         "rms_norm_eps": next((e for name in EPSILONS if (e := getattr(target, name, None))), 1e-6),
         "attention_bias": False,
         "tie_word_embeddings": False,
@@ -138,16 +132,10 @@ def draft_config(
     return family.make_config(shared | own)
 
 
-def _mlp_width(target: Any) -> int:
-    """The inner width of the draft's MLPs: the target's, of its widest layer, else three times its hidden size."""
-    width = getattr(target, "intermediate_size", None) or 3 * target.hidden_size
-    return int(max(width) if isinstance(width, list | tuple) else width)
-
-
 def _scaled_positions(fields: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, object]:
     """Rotary settings ``scaling`` in place of the target's, and the number of positions that they reach.
 
-    The base stays the target's unless ``scaling`` names one. Where layers differ, it is for those of full attention.
+    The base stays the target's unless ``scaling`` names one. If the layers differ, full-attention layers get it.
     """
     rope = fields["rope_parameters"]
     full = rope.get("full_attention", rope)
@@ -160,29 +148,21 @@ def _scaled_positions(fields: Mapping[str, Any], scaling: Mapping[str, Any]) -> 
     }
 
 
-def _is_fill_in(drafter: DrafterConfig) -> bool:
-    """Whether this is what z-lab calls DFlash: 1+N, with the backbone alone."""
-    bare = drafter.markov_rank == 0 and not drafter.confidence_head
-    return ALGORITHMS[drafter.algorithm] is DSpark and bare and not drafter.sample_from_anchor
-
-
 def build(
-    drafter: DrafterConfig,
-    tensors: TargetTensors,
-    taps: list[int],
-    mask_token_id: int | None,
+    drafter: DrafterConfig, tensors: TargetTensors, taps: list[int], mask_token_id: int | None,
     start: Start | None = None,
-) -> Model:
+) -> Model:  # fmt: skip
     """A new draft in fp32, with weights from torch's generator; embedding and head are the target's tensors, frozen."""
     start, rows = start or Start(), len(tensors.embedding)
     reduced = None if start.ids is None else len(start.ids)
     config = draft_config(drafter, tensors.config, rows, taps, mask_token_id, reduced)
     draft = ALGORITHMS[drafter.algorithm](config, FAMILIES[family_of(drafter, tensors.config)])
-    _initialise(draft, config.initializer_range)
-    own: dict[str, Tensor] = {
-        "embed_tokens.weight": tensors.embedding,
-        **head_tensors(draft, tensors.head, start.ids),
-    }
+    for module in draft.modules():  # as transformers does
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            torch.nn.init.normal_(module.weight, std=config.initializer_range)
+            if isinstance(module, torch.nn.Linear) and module.bias is not None:
+                torch.nn.init.zeros_(module.bias)
+    own = {"embed_tokens.weight": tensors.embedding} | head_tensors(draft, tensors.head, start.ids)
     draft.load_state_dict(own, strict=False, assign=True)
     draft.load_state_dict(_started(draft, drafter, tensors, start), strict=False, assign=True)
     draft.freeze()
@@ -208,27 +188,16 @@ def head_rows(draft: Model, head: Tensor) -> Tensor:
 
 
 def _started(draft: Model, drafter: DrafterConfig, tensors: TargetTensors, start: Start) -> dict[str, Tensor]:
-    """The tensors that ``drafter.init`` asks for; a later one in this function replaces an earlier one."""
+    """The tensors that ``drafter.init`` asks for. Those that this function adds later replace earlier ones."""
     own: dict[str, Tensor] = {}
     if drafter.init.final_norm:
         norm = warm_start.norm_weight(tensors.final_norm, tensors.config)
         own["norm.weight"] = norm * logit_scale(tensors.config)
     if drafter.init.layers and start.layers:
-        layers = {
-            number: warm_start.plain_norms(layer, tensors.config) for number, layer in start.layers.items()
-        }
+        layers = {n: warm_start.plain_norms(layer, tensors.config) for n, layer in start.layers.items()}
         own |= warm_start.target_layers(draft, layers)
     if drafter.init.bigram is not None and start.pairs is not None and drafter.markov_rank:
         own |= warm_start.markov_bigrams(draft, start.pairs, drafter.init.bigram)
     if start.draft:
         own |= warm_start.other_draft(draft, start.draft, str(drafter.init.draft))
     return own
-
-
-def _initialise(draft: Model, std: float) -> None:
-    """Give every linear layer and embedding normally distributed weights, as transformers does."""
-    for module in draft.modules():
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-            torch.nn.init.normal_(module.weight, std=std)
-            if isinstance(module, torch.nn.Linear) and module.bias is not None:
-                torch.nn.init.zeros_(module.bias)

@@ -1,4 +1,4 @@
-"""The index of a target cache: written once all of its segments are there."""
+"""The index of a target cache, which is written when all segments are finished."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_specs.manifest import (
-    write_json,
-)
+from data_specs.manifest import write_json
 from data_specs.parquet import write_table
 from data_specs.target_cache import (
     CACHE_RECORD,
@@ -34,11 +32,12 @@ from pipeline.states.shards import read_rows
 def write_index(
     folder: Path, spec: CacheSpec, segments: int, sealed: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Write the index, token counts and ``cache.json`` of the finished segments 0 ... ``segments`` - 1.
+    """Write the index, token counts and ``cache.json`` of the finished segments 0 to ``segments`` - 1.
 
-    ``sealed`` is what the manifest is going to say (the fields of ``SEALED``); ``verify`` compares the two.
-    Returns its counts, completed by samples, tokens, supervised tokens, bytes, and samples by split.
+    ``sealed`` holds the fields ``SEALED`` of the future manifest; ``verify`` compares this copy with the manifest.
+    Returns the manifest's counts, to which samples, tokens, supervised tokens, bytes and samples by split are added.
     """
+    sealed = sealed or {}
     for leftover in (folder / SEGMENTS).glob(".*.partial"):
         shutil.rmtree(leftover)
     records = [read_segment_record(folder, number) for number in range(segments)]
@@ -48,16 +47,15 @@ def write_index(
     ids = np.flatnonzero(occurring)
     columns = {"id": ids.astype(np.int32), "count": occurring[ids]}
     write_table(folder / TOKEN_COUNTS, pa.table(columns, schema=TOKEN_COUNTS_SCHEMA))
-    counts = {
+    counts: dict[str, Any] = {
         "samples": len(rows),
         "tokens": sum(row["length"] for row in rows),
         "supervised": sum(row["supervised"] for row in rows),
         "bytes": sum(file.size for record in records for file in record.files.values()),
         "splits": {split: sum(row["split"] == split for row in rows) for split in SPLITS},
-    }
-    counts |= (sealed or {}).get("counts", {})
-    sealed = (sealed or {}) | {"counts": counts}
-    write_json(folder / CACHE_RECORD, {"spec": asdict(spec), "segments": segments, "sealed": sealed})
+    } | sealed.get("counts", {})
+    record = {"spec": asdict(spec), "segments": segments, "sealed": sealed | {"counts": counts}}
+    write_json(folder / CACHE_RECORD, record)
     return counts
 
 

@@ -1,8 +1,8 @@
-"""Reading the target cache: any sample, at random, from sharded Zarr."""
+"""Reads the samples of a target cache from sharded Zarr, in any order."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,7 @@ import zarr
 from torch import Tensor
 from zarr.storage import LocalStore
 
-from data_specs.manifest import (
-    MANIFEST,
-    Manifest,
-    read_json,
-    read_manifest,
-)
+from data_specs.manifest import MANIFEST, Manifest, read_json, read_manifest
 from data_specs.target_cache import (
     CACHE_RECORD,
     INDEX,
@@ -29,7 +24,6 @@ from data_specs.target_cache import (
     SEGMENTS,
     TOKEN_COUNTS,
     TOKEN_COUNTS_SCHEMA,
-    ArraySpec,
     CacheError,
     CacheSpec,
     SampleRecord,
@@ -41,18 +35,13 @@ from pipeline.states.samples import Logits, Sample
 from pipeline.states.segments import SEALED, check_files, read_segment_record
 from pipeline.states.shards import read_rows
 
-OPEN_ARRAYS = 1024  # kept open by one reader
-
-
-def _to_torch(rows: Any, array: ArraySpec) -> Tensor:
-    tensor = torch.from_numpy(rows)
-    return tensor.view(torch.bfloat16) if array.meaning == "bfloat16" else tensor
+OPEN_ARRAYS = 1024  # the most arrays that one reader keeps open
 
 
 class _WholeStore(LocalStore):
-    """A local store in which a missing chunk is an error, where Zarr would read the fill value.
+    """A local store in which a missing chunk is an error; Zarr itself would read the fill value.
 
-    It reads in the thread that asks: a hop to another one for every chunk costs more than the read itself.
+    It reads in the calling thread, because switching threads for every chunk takes longer than the read.
     """
 
     async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
@@ -66,7 +55,7 @@ class _WholeStore(LocalStore):
 
 
 def _open(folder: Path, number: int, name: str) -> Any:
-    """One array of a segment, to be read only."""
+    """Open one array of a segment read-only."""
     path = folder / SEGMENTS / segment_name(number) / name
     if not path.is_dir():
         raise CacheError(f"{path}: the array is missing")
@@ -74,23 +63,22 @@ def _open(folder: Path, number: int, name: str) -> Any:
 
 
 class CacheReader:
-    """The samples of the cache in ``folder``, read in any order; pickled, it opens its own files again.
+    """Reads the n samples of the cache in ``folder`` in any order. An unpickled copy opens the files itself.
 
-    ``lengths`` int32 [n] tokens, ``supervised`` int64 [n] answer tokens, ``splits``, ``keys`` of the n
-    samples; ``token_counts`` int64 [V]. ``CacheError`` or ``ManifestError`` name the file that is not right.
+    ``lengths`` int32 [n] counts tokens and ``supervised`` int64 [n] answer tokens; ``splits`` and ``keys`` have n
+    entries; ``token_counts`` is int64 [V]. A ``CacheError`` or ``ManifestError`` names the damaged file.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        record = read_json(self.folder / CACHE_RECORD)
+        path = self.folder / CACHE_RECORD
+        record = read_json(path)
         try:
             self.spec = CacheSpec(**record["spec"])
             self.segments: int = record["segments"]
             self._sealed: dict[str, Any] = record["sealed"]
         except (KeyError, TypeError) as error:
-            raise CacheError(
-                f"{self.folder / CACHE_RECORD}: expected the record of a cache, got: {error!r}"
-            ) from None
+            raise CacheError(f"{path}: expected the record of a cache, got: {error!r}") from None
         index = _read_parquet(self.folder / INDEX, INDEX_SCHEMA)
         self.keys: list[str] = index["key"].to_pylist()
         self.splits: list[str] = index["split"].to_pylist()
@@ -103,13 +91,13 @@ class CacheReader:
         self.token_counts: np.ndarray = np.zeros(self.spec.vocab_size, np.int64)
         self.token_counts[counts["id"].to_numpy()] = counts["count"].to_numpy()
         self._arrays = arrays(self.spec)
-        self._opened: OrderedDict[tuple[int, str], Any] = OrderedDict()
+        self._array = lru_cache(OPEN_ARRAYS)(partial(_open, self.folder))
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": OrderedDict()}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CacheReader, (self.folder,)
 
     @property
     def manifest(self) -> Manifest:
@@ -117,7 +105,7 @@ class CacheReader:
         return read_manifest(self.folder)
 
     def read(self, i: int) -> Sample:
-        """Sample ``i``; every tensor is its own memory."""
+        """Sample ``i``. Its tensors share no memory with other samples."""
         parts = {name: self._rows(i, name) for name in self._arrays}
         logits = None
         if self.spec.logits == "topk":
@@ -139,9 +127,9 @@ class CacheReader:
         return self._rows(i, "input_ids").long(), self._rows(i, "loss_mask")
 
     def verify(self, full: bool = True) -> None:
-        """Check that the cache is what its manifest says; ``ManifestError`` names the file that is not.
+        """Compare the cache with its manifest. A ``ManifestError`` names the first file that differs.
 
-        ``full`` hashes everything; otherwise the large arrays are only checked for presence and size.
+        ``full`` hashes every file. Otherwise the chunks of arrays are only checked for presence and size.
         """
         manifest = self.manifest
         self._check_seal(manifest)
@@ -155,34 +143,25 @@ class CacheReader:
         stop, array = start + int(self.lengths[i]), self._arrays[name]
         if self.spec.codec == "none" or array.columns is None:
             path = self.folder / SEGMENTS / segment_name(number) / name
-            return _to_torch(read_rows(path, array, self.spec, int(self._tokens[number]), start, stop), array)
-        return _to_torch(self._array(number, name)[start:stop], array)
-
-    def _array(self, number: int, name: str) -> Any:
-        """The opened array, from the most recently used ones."""
-        array = self._opened.pop((number, name), None)
-        if array is None:
-            array = _open(self.folder, number, name)
-        self._opened[number, name] = array
-        if len(self._opened) > OPEN_ARRAYS:
-            self._opened.popitem(last=False)
-        return array
+            rows = read_rows(path, array, self.spec, int(self._tokens[number]), start, stop)
+        else:
+            rows = self._array(number, name)[start:stop]
+        tensor = torch.from_numpy(rows)
+        return tensor.view(torch.bfloat16) if array.meaning == "bfloat16" else tensor
 
     def _check_seal(self, manifest: Manifest) -> None:
-        """The manifest against the copy in cache.json, which the manifest's hashes cover in turn."""
+        """Compare the manifest with its copy in cache.json, which is protected by the hash in the manifest."""
         path = self.folder / MANIFEST
         if manifest.kind != "cache" or manifest.schema_version != SCHEMA_VERSION:
             got = f"{manifest.kind} of schema {manifest.schema_version}"
             raise CacheError(f"{path}: expected a cache of schema {SCHEMA_VERSION}, got {got}")
         for name in SEALED:
             if name not in self._sealed or self._sealed[name] != getattr(manifest, name):
-                raise CacheError(f"{path}: field {name} is not what {CACHE_RECORD} recorded: edited")
+                raise CacheError(f"{path}: field {name} was edited: it differs from {CACHE_RECORD}")
 
     def _check_records(self, manifest: Manifest) -> None:
-        """Files on disk, in the manifest and in the segments' records are the same; so are the samples."""
-        on_disk = {
-            path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()
-        }
+        """Check that disk, manifest and segment records have the same files, and index and records the same samples."""
+        on_disk = {p.relative_to(self.folder).as_posix() for p in self.folder.rglob("*") if p.is_file()}
         expected = {CACHE_RECORD, INDEX, TOKEN_COUNTS}
         samples: list[SampleRecord] = []
         for number in range(self.segments):
@@ -194,16 +173,13 @@ class CacheReader:
                 expected.add(f"{prefix}/{name}")
                 if manifest.files.get(f"{prefix}/{name}") != file:
                     raise CacheError(f"{self.folder / prefix / name}: manifest and segment record disagree")
-        self._compare_names(on_disk - {MANIFEST}, expected, "on disk")
-        self._compare_names(set(manifest.files), expected, f"in {MANIFEST}")
+        for got, where in ((on_disk - {MANIFEST}, "on disk"), (set(manifest.files), f"in {MANIFEST}")):
+            for name in sorted(got ^ expected):
+                state = "missing" if name in expected else "not part of the cache, but present"
+                raise CacheError(f"{self.folder / name}: {state} {where}")
         columns = (self.keys, self.splits, self.lengths.tolist(), self.supervised.tolist())
         if [SampleRecord(*row) for row in zip(*columns, strict=True)] != samples:
             raise CacheError(f"{self.folder / INDEX}: its samples are not those of the segments")
-
-    def _compare_names(self, got: set[str], expected: set[str], where: str) -> None:
-        for name in sorted(got ^ expected):
-            state = "missing" if name in expected else "not part of the cache, but present"
-            raise CacheError(f"{self.folder / name}: {state} {where}")
 
 
 def _is_small(name: str) -> bool:
@@ -211,7 +187,7 @@ def _is_small(name: str) -> bool:
 
 
 def _starts(lengths: np.ndarray, segment: np.ndarray) -> np.ndarray:
-    """First token of every sample inside its segment; samples of a segment lie together."""
+    """The first token of every sample inside its segment. The samples of a segment are neighbours in the index."""
     ends = np.cumsum(lengths, dtype=np.int64)
     first = np.r_[True, segment[1:] != segment[:-1]] if len(segment) else np.zeros(0, bool)
     base = np.where(first, ends - lengths, 0)

@@ -1,4 +1,4 @@
-"""Segments of the target cache on disk: their records, whether they are done, and whether their files are whole."""
+"""The segments of a target cache on disk: their records, and checks that they are finished and undamaged."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from data_specs.manifest import (
-    FileRecord,
-    ManifestError,
-    file_record,
-    read_json,
-)
+from data_specs.manifest import FileRecord, ManifestError, file_record, read_json
 from data_specs.target_cache import (
     SEGMENT_RECORD,
     SEGMENTS,
@@ -28,7 +23,7 @@ SEALED = ("kind", "name", "schema_version", "fingerprint", "parents", "config", 
 
 
 def read_segment_record(folder: Path, number: int) -> SegmentRecord:
-    """``segment.json`` of segment ``number``; ``CacheError`` when it is another segment's or damaged."""
+    """``segment.json`` of segment ``number``. Raises ``CacheError`` if it is damaged or another segment's."""
     path = folder / SEGMENTS / segment_name(number) / SEGMENT_RECORD
     value = read_json(path)
     try:
@@ -40,24 +35,22 @@ def read_segment_record(folder: Path, number: int) -> SegmentRecord:
     except (KeyError, TypeError, AttributeError) as error:
         raise CacheError(f"{path}: expected the record of a segment, got: {error!r}") from None
     if record.number != number:
-        raise CacheError(
-            f"{path}: expected segment {number}, got segment {record.number}: segments were swapped"
-        )
+        raise CacheError(f"{path}: expected segment {number}, got segment {record.number}")
     return record
 
 
 def segment_is_done(folder: Path, number: int) -> bool:
-    """Whether segment ``number`` is committed and all its files have their size (no hashing)."""
+    """Whether segment ``number`` is committed and all its files have the recorded size. Nothing is hashed."""
     path = folder / SEGMENTS / segment_name(number)
     try:
         files = read_segment_record(folder, number).files
-    except ManifestError:  # not there, or damaged: to be made
+    except ManifestError:  # missing or damaged
         return False
     return all((path / name).is_file() and (path / name).stat().st_size == files[name].size for name in files)
 
 
 def drop_damaged(folder: Path, numbers: Iterable[int]) -> list[str]:
-    """Hash the files of segments ``numbers``; remove segments with a damaged one, return what was wrong."""
+    """Hash the files of segments ``numbers``, remove the segments that have a damaged file, and return the errors."""
     errors = []
     for number in numbers:
         path = folder / SEGMENTS / segment_name(number)
@@ -75,21 +68,20 @@ def check_files(
     full: Callable[[str], bool] = lambda _: True,
     advance: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Check presence and size of every file of ``files``, and the SHA-256 of those for which ``full`` holds.
+    """Check presence and size of all ``files``, and the SHA-256 of those whose name ``full`` accepts.
 
-    Raises ``CacheError`` naming the first file that is not as recorded.
+    ``advance`` is told the bytes of each hashed file. ``CacheError`` names the first file that differs.
     """
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
-            raise CacheError(f"{path}: recorded, but missing")
+            raise CacheError(f"{path}: missing")
         if path.stat().st_size != expected.size:
             raise CacheError(f"{path}: expected {expected.size} bytes, got {path.stat().st_size}")
     names = [name for name in files if full(name)]
     with ThreadPoolExecutor(min(HASH_THREADS, os.cpu_count() or 1)) as pool:
         for name, record in zip(names, pool.map(lambda name: file_record(folder / name), names), strict=True):
-            expected = files[name]
-            if record != expected:
-                digests = f"expected sha256 {expected.sha256[:12]}..., got {record.sha256[:12]}..."
+            if record != files[name]:
+                digests = f"expected sha256 {files[name].sha256[:12]}..., got {record.sha256[:12]}..."
                 raise CacheError(f"{folder / name}: damaged: {digests}")
             advance(record.size)

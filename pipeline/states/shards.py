@@ -1,8 +1,8 @@
-"""Rows of uncompressed Zarr shards, straight from the file.
+"""Reads rows of uncompressed Zarr shards directly from the file.
 
-An uncompressed shard is the bytes of its chunks in order, then its index: offset and size of every chunk
-(uint64, little-endian) and a CRC-32C. Rows that follow each other therefore lie together, and one read
-fetches them; Zarr's own way to the same bytes takes ten times the processor time.
+An uncompressed shard consists of its chunks in order and an index: offset and size of every chunk (uint64,
+little-endian) and a CRC-32C. Neighbouring rows are therefore adjacent in the file, and one read fetches them. Reading
+them through Zarr takes ten times the processor time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ENTRY_BYTES, CRC_BYTES = 16, 4
 def read_rows(
     folder: Path, array: ArraySpec, spec: CacheSpec, tokens: int, start: int, stop: int
 ) -> np.ndarray:
-    """Rows ``start`` ... ``stop`` - 1 of the uncompressed array in ``folder``, which holds ``tokens`` rows.
+    """Rows ``start`` to ``stop`` - 1 of the uncompressed array in ``folder``, which holds ``tokens`` rows.
 
-    [rows, columns], or [rows] for an array with one axis. ``CacheError`` names a missing or short file.
+    The result is [rows, columns], or [rows] for an array with one axis. ``CacheError`` names a missing or short file.
     """
     shard = shard_rows(spec, tokens)
     parts = []
@@ -36,7 +36,7 @@ def read_rows(
             raise CacheError(f"{path}: the chunk is missing") from None
         if len(values) != count:
             raise CacheError(
-                f"{path}: expected {count} values from row {first} on, got {len(values)}: shortened"
+                f"{path}: shortened: expected {count} values from row {first} on, got {len(values)}"
             )
         parts.append(values)
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -44,9 +44,9 @@ def read_rows(
 
 
 def check_order(folder: Path, array: ArraySpec, spec: CacheSpec, tokens: int) -> None:
-    """Raise ``CacheError`` unless every shard of the array in ``folder`` holds its chunks in order, gapless.
+    """Raise ``CacheError`` unless every shard of the array in ``folder`` holds its chunks in order and without gaps.
 
-    Zarr may store the chunks of a shard in any order; ``read_rows`` relies on this one.
+    ``read_rows`` relies on this order, but Zarr may store the chunks of a shard in any order.
     """
     if array.columns is None:
         return  # not sharded
@@ -54,10 +54,10 @@ def check_order(folder: Path, array: ArraySpec, spec: CacheSpec, tokens: int) ->
     entries = shard // spec.chunk_tokens
     for number in range(-(-tokens // shard)):
         path = folder / "c" / str(number) / "0"
-        there = -(-min(tokens - number * shard, shard) // spec.chunk_tokens)
+        chunks = -(-min(tokens - number * shard, shard) // spec.chunk_tokens)
         with path.open("rb") as file:
             file.seek(-(ENTRY_BYTES * entries + CRC_BYTES), os.SEEK_END)
             index = np.frombuffer(file.read(ENTRY_BYTES * entries), "<u8").reshape(entries, 2)
-        expected = np.stack([np.arange(there) * size, np.full(there, size)], 1)
-        if not np.array_equal(index[:there], expected):
+        expected = np.stack([np.arange(chunks) * size, np.full(chunks, size)], 1)
+        if not np.array_equal(index[:chunks], expected):
             raise CacheError(f"{path}: its chunks are not stored in order")

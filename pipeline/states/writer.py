@@ -1,4 +1,4 @@
-"""Writing the target cache: one segment at a time, whole or not at all."""
+"""Writes the target cache, one whole segment at a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ import zarr
 from torch import Tensor
 from zarr.codecs import BloscCodec, ZstdCodec
 
-from data_specs.manifest import (
-    folder_records,
-    write_json,
-)
+from data_specs.manifest import folder_records, write_json
 from data_specs.target_cache import (
     SEGMENT_RECORD,
     SEGMENTS,
@@ -35,11 +32,17 @@ from pipeline.states.samples import TORCH_DTYPES, Sample, check_sample, tensor_o
 from pipeline.states.shards import check_order
 from pipeline.store.work import publish_folder
 
+# Of the arrays with two axes, by CacheSpec.codec.
+COMPRESSORS: dict[str, Any] = {
+    "zstd": ZstdCodec(level=1),
+    "blosc": BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle"),
+}
+
 
 def write_segment(folder: Path, number: int, samples: Sequence[Sample], spec: CacheSpec) -> None:
-    """Write ``samples`` as segment ``number`` of the cache in ``folder``, whole (by rename) or not at all.
+    """Write ``samples`` as segment ``number`` of the cache in ``folder``. A rename commits the whole segment.
 
-    Raises ``CacheError`` naming a sample whose tensors do not fit ``spec``.
+    ``CacheError`` names a sample whose tensors do not fit ``spec``.
     """
     for sample in samples:
         check_sample(sample, spec)
@@ -53,22 +56,18 @@ def write_segment(folder: Path, number: int, samples: Sequence[Sample], spec: Ca
         _write_array(group, name, array, spec, [tensor_of(sample, name) for sample in samples])
         if spec.codec == "none":
             check_order(partial / name, array, spec, int(offsets[-1]))
-    records = [_record(sample) for sample in samples]
+    records = [SampleRecord(s.key, s.split, len(s.input_ids), int(s.loss_mask.sum())) for s in samples]
     segment = SegmentRecord(number, records, folder_records(partial))
     write_json(partial / SEGMENT_RECORD, asdict(segment))
     publish_folder(partial, final)
 
 
-def _record(sample: Sample) -> SampleRecord:
-    return SampleRecord(sample.key, sample.split, len(sample.input_ids), int(sample.loss_mask.sum()))
-
-
 def _write_array(group: Any, name: str, array: ArraySpec, spec: CacheSpec, parts: list[Any]) -> None:
-    """Write the rows of ``parts`` packed along the first axis, one whole shard at a time."""
+    """Write the concatenated rows of ``parts``, one whole shard at a time."""
     tokens = sum(len(part) for part in parts)
     shard = shard_rows(spec, tokens)
     width = () if array.columns is None else (array.columns,)
-    # A narrow array is not cut further: its chunks would be too small to be worth a request each.
+    # An array with one axis is not sharded, because its chunks would be too small to be worth a request each.
     chunk = shard if array.columns is None else spec.chunk_tokens
     stored = group.create_array(
         name,
@@ -76,18 +75,20 @@ def _write_array(group: Any, name: str, array: ArraySpec, spec: CacheSpec, parts
         dtype=array.stored,
         chunks=(chunk, *width),
         shards=None if array.columns is None else (shard, *width),
-        compressors=None if array.columns is None else _codec(spec),
+        compressors=None if array.columns is None else COMPRESSORS.get(spec.codec),
         fill_value=0,
         config={"write_empty_chunks": True},
         attributes={"dtype": array.meaning},
         dimension_names=["token", "feature"][: 1 + len(width)],
     )
     for start, rows in _packed(parts, shard):
-        stored[start : start + len(rows)] = _to_numpy(rows, array)
+        rows = rows.to(TORCH_DTYPES[array.meaning])
+        values = (rows.view(torch.uint16) if array.meaning == "bfloat16" else rows).numpy()
+        stored[start : start + len(rows)] = values
 
 
 def _packed(parts: list[Tensor], size: int) -> Iterable[tuple[int, Tensor]]:
-    """(first row, rows) of the concatenation of ``parts``, ``size`` rows at a time, never held whole."""
+    """(first row, rows) of the concatenation of ``parts``, ``size`` rows at a time, which is never built as a whole."""
     start, held, waiting = 0, 0, []
     for part in parts:
         while len(part):
@@ -99,17 +100,3 @@ def _packed(parts: list[Tensor], size: int) -> Iterable[tuple[int, Tensor]]:
                 start, held, waiting = start + size, 0, []
     if waiting:
         yield start, torch.cat(waiting)
-
-
-def _codec(spec: CacheSpec) -> Any:
-    """The Zarr codec of the wide arrays."""
-    if spec.codec == "zstd":
-        return ZstdCodec(level=1)
-    if spec.codec == "blosc":
-        return BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")
-    return None
-
-
-def _to_numpy(rows: Tensor, array: ArraySpec) -> Any:
-    rows = rows.to(TORCH_DTYPES[array.meaning])
-    return (rows.view(torch.uint16) if array.meaning == "bfloat16" else rows).numpy()

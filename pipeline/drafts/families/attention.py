@@ -112,12 +112,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
 
 
 def attend_each(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    seen: Sequence[Tensor],
-    masks: Sequence[Tensor | None],
+    q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Sequence[Tensor], masks: Sequence[Tensor | None]
 ) -> Tensor:
     """Attention output [R, Q, heads, d] of R blocks with contexts of different lengths, one SDPA call for each block.
 
@@ -139,17 +134,11 @@ def _groups(rows: Tensor, anchors: Tensor, shape: Shape) -> tuple[BlockGroup, ..
         while last < len(rows_list) and rows_list[last] == rows_list[first] and last - first < GROUP_BLOCKS:
             last += 1
         context = anchors_list[last - 1]
-        mask = _group_mask(anchors[first:last], context, shape)
+        seen = shape.seen(anchors[first:last], context).flatten(0, 1)
+        mask = torch.cat([seen, _own_blocks(last - first, shape, anchors.device)], dim=1)
         groups.append(BlockGroup(rows_list[first], first, last, context, mask))
         first = last
     return tuple(groups)
-
-
-def _group_mask(anchors: Tensor, context: int, shape: Shape) -> Tensor:
-    """bool [n*Q, context + n*K]: a query sees the context before its anchor, and its own block."""
-    own = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)  # [n, n]
-    own = own.repeat_interleave(shape.queries, 0).repeat_interleave(shape.keys, 1)
-    return torch.cat([shape.seen(anchors, context).flatten(0, 1), own], dim=1)
 
 
 def _attend_grouped(
@@ -165,6 +154,12 @@ def _attend_grouped(
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 
+def _own_blocks(count: int, shape: Shape, device: torch.device) -> Tensor:
+    """bool [n*Q, n*K] for n = ``count`` blocks: a query sees the keys of its own block."""
+    own = torch.eye(count, dtype=torch.bool, device=device)
+    return own.repeat_interleave(shape.queries, 0).repeat_interleave(shape.keys, 1)
+
+
 def _grid(rows: Tensor) -> tuple[Tensor, Tensor]:
     """On a grid [B, A]: each block's flat index, and whether there is a block. B ends at the last row with blocks."""
     count = torch.bincount(rows)
@@ -177,9 +172,8 @@ def _grid(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _dense_mask(anchors: Tensor, filled: Tensor, context_length: int, shape: Shape) -> Tensor:
     """bool [B, 1, A*Q, S + A*K]. Padding blocks see themselves, because a fully masked row would give NaN."""
     seen = shape.seen(anchors, context_length) & filled[..., None, None]  # [B, A, Q, S]
-    own = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device)
-    own = own.repeat_interleave(shape.queries, 0).repeat_interleave(shape.keys, 1)
-    return torch.cat([seen.flatten(1, 2), own.expand(len(anchors), -1, -1)], dim=2)[:, None]
+    own = _own_blocks(anchors.shape[1], shape, anchors.device).expand(len(anchors), -1, -1)
+    return torch.cat([seen.flatten(1, 2), own], dim=2)[:, None]
 
 
 def _flex_mask(anchors: Tensor, filled: Tensor, context_length: int, shape: Shape) -> Any:
@@ -206,11 +200,8 @@ def _attend_padded(
     batch = len(plan.grid)
     queries, keys, values = (x[plan.grid].flatten(1, 2) for x in (q, k, v))  # [B, A*Q or A*K, heads, d]
     keys, values = torch.cat([k_ctx[:batch], keys], 1), torch.cat([v_ctx[:batch], values], 1)
-    if plan.backend == "dense":
-        out = sdpa(queries, keys, values, plan.mask, scale)
-    else:
-        out = _flex(queries, keys, values, plan.mask, scale)
-    blocks: Tensor = out.unflatten(1, (-1, plan.shape.queries))
+    kernel = sdpa if plan.backend == "dense" else _flex
+    blocks: Tensor = kernel(queries, keys, values, plan.mask, scale).unflatten(1, (-1, plan.shape.queries))
     return blocks[plan.filled]
 
 

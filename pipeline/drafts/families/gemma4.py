@@ -22,10 +22,10 @@ RMSNorm = Gemma4RMSNorm
 
 
 class Rotary(layers.Rotary):
-    """Rotary settings differ by layer type."""
+    """Cosine and sine tables that differ by layer type."""
 
     def __init__(self, config: Gemma4TextConfig) -> None:
-        super().__init__(Gemma4TextRotaryEmbedding(config))
+        super().__init__(Gemma4TextRotaryEmbedding, config)
 
     def rows(self, x: Tensor, positions: Tensor, kind: str) -> layers.Tables:
         """See ``layers.Rotary.rows``."""

@@ -16,21 +16,18 @@ from torch import Tensor, nn
 
 # (q [.., G, heads, d], block k, block v, scale) -> attention output of q's shape
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-FOR_THE_TARGET = (
-    "partial_rotary_factor",
-    "mrope_section",
-    "mrope_interleaved",
-)  # settings of its heads alone
+# Rotary settings that describe the target's own heads.
+FOR_THE_TARGET = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 THETA = 10000.0  # base of the rotary positions if the target has none
 Tables = tuple[Tensor, Tensor]  # cosine and sine, [.., 1, d]
 
 
 class Rotary(nn.Module):
-    """Cosine and sine tables for integer positions; ``table`` is a rotary module of transformers."""
+    """Cosine and sine tables for integer positions; ``table`` is a rotary class of transformers."""
 
-    def __init__(self, table: nn.Module) -> None:
+    def __init__(self, table: Callable[[Any], nn.Module], config: Any) -> None:
         super().__init__()
-        self.table = table
+        self.table = table(config)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
         """Move to another device but never round: bf16 frequencies would be wrong in long contexts (pitfall 32)."""
@@ -63,15 +60,9 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self,
-        config: Any,
-        width: int,
-        head_dim: int,
-        kv_heads: int,
-        norm: Callable[[], nn.Module] = nn.Identity,
-        scale: float | None = None,
-        shared_values: bool = False,
-    ) -> None:
+        self, config: Any, width: int, head_dim: int, kv_heads: int, norm: Callable[[], nn.Module] = nn.Identity,
+        scale: float | None = None, shared_values: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.head_dim = head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
@@ -105,8 +96,7 @@ class DecoderLayer(nn.Module):
         self, attention: Attention, mlp: nn.Module, norm: Callable[[], nn.Module], kind: str
     ) -> None:
         super().__init__()
-        self.kind = kind
-        self.self_attn, self.mlp = attention, mlp
+        self.kind, self.self_attn, self.mlp = kind, attention, mlp
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
 
     def forward(

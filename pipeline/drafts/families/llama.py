@@ -14,13 +14,7 @@ NAME = "Llama"
 RMSNorm = LlamaRMSNorm
 embedding_scale = layers.embedding_scale
 make_config = LlamaConfig.from_dict
-
-
-class Rotary(layers.Rotary):
-    """See ``layers.Rotary``."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(LlamaRotaryEmbedding(config))
+Rotary = partial(layers.Rotary, LlamaRotaryEmbedding)
 
 
 class DecoderLayer(layers.DecoderLayer):

@@ -14,13 +14,7 @@ NAME = "Qwen3"
 RMSNorm = Qwen3RMSNorm
 embedding_scale = layers.embedding_scale
 make_config = Qwen3Config.from_dict
-
-
-class Rotary(layers.Rotary):
-    """See ``layers.Rotary``."""
-
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__(Qwen3RotaryEmbedding(config))
+Rotary = partial(layers.Rotary, Qwen3RotaryEmbedding)
 
 
 class DecoderLayer(layers.DecoderLayer):
@@ -29,17 +23,15 @@ class DecoderLayer(layers.DecoderLayer):
     def __init__(self, config: Qwen3Config, index: int, width: int | None = None) -> None:
         assert config.head_dim is not None and config.layer_types is not None, "config_fields sets them"
         norm = partial(Qwen3RMSNorm, eps=config.rms_norm_eps)
+        hidden_norm, head_norm = partial(norm, config.hidden_size), partial(norm, config.head_dim)
         kv_heads = config.num_key_value_heads or config.num_attention_heads
-        attention = layers.Attention(
-            config, width or config.hidden_size, config.head_dim, kv_heads, partial(norm, config.head_dim)
-        )
-        hidden_norm = partial(norm, config.hidden_size)
+        width = width or config.hidden_size
+        attention = layers.Attention(config, width, config.head_dim, kv_heads, head_norm)
         super().__init__(attention, Qwen3MLP(config), hidden_norm, config.layer_types[index])
 
 
 def config_fields(target: Any, depth: int, sliding_window: int | None) -> dict[str, object]:
     """This family's fields of the draft's config, besides the shared ones."""
-    own = {"use_sliding_window": False, "max_window_layers": depth}
-    if sliding_window is not None:
-        own = {"use_sliding_window": True, "max_window_layers": 0}
+    full = sliding_window is None
+    own = {"use_sliding_window": not full, "max_window_layers": depth if full else 0}
     return layers.standard_fields(target, depth, sliding_window) | own

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,22 +17,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data_specs.draft import BLOCK_FIELDS, CONFIG, DEFAULTS, REQUIRED, WEIGHTS
-from data_specs.errors import UserError
 from pipeline.drafts.backbone import Backbone
 from pipeline.drafts.base import FROZEN, Draft
 from pipeline.drafts.eagle3 import Eagle3
 from pipeline.drafts.folders import foreign
-from pipeline.drafts.folders.foreign import Fields
+from pipeline.drafts.folders.foreign import CheckpointError, Fields, field_error
 from pipeline.drafts.heads import HEADS
 from pipeline.drafts.model import Model, target_ids
 from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, FILL_IN, MODEL_TYPES, head_tensors
-
-if TYPE_CHECKING:
-    from pipeline.target.tensors import TargetTensors
-
-
-class CheckpointError(UserError):
-    """A folder that holds no draft, or a draft that would not compute what it was trained to compute."""
+from pipeline.target.tensors import TargetTensors
 
 
 def save(draft: Draft, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -56,16 +49,12 @@ def read_config(folder: Path) -> Any:
     values: Fields = DEFAULTS | given
     for name in REQUIRED:
         if values.get(name) is None:
-            raise CheckpointError(f"{path}: field {name} is missing")
+            raise field_error(path, name)
     name = next(iter(values["architectures"]), "nothing")
     if name not in ARCHITECTURES:
-        raise CheckpointError(
-            f"{path}: field architectures: expected one of {sorted(ARCHITECTURES)}, got {name}"
-        )
+        raise field_error(path, "architectures", f"one of {sorted(ARCHITECTURES)}", name)
     if values["model_type"] not in MODEL_TYPES:
-        raise CheckpointError(
-            f"{path}: field model_type: expected one of {sorted(MODEL_TYPES)}, got {values['model_type']}"
-        )
+        raise field_error(path, "model_type", f"one of {sorted(MODEL_TYPES)}", values["model_type"])
     values["sample_from_anchor"] = _anchor_first(path, given, default=name != FILL_IN)
     if name == FILL_IN and values["sample_from_anchor"]:
         raise CheckpointError(
@@ -74,12 +63,12 @@ def read_config(folder: Path) -> Any:
             f'["{FAMILIES[MODEL_TYPES[values["model_type"]]].NAME}DSparkModel"], a DSpark without heads'
         )
     if values["model_type"] == "gemma4_text" and not values.get("layer_types"):
-        raise CheckpointError(f"{path}: field layer_types is missing")
+        raise field_error(path, "layer_types")
     _check_taps(path, values, needed=issubclass(ARCHITECTURES[name], Backbone | Eagle3))
     if issubclass(ARCHITECTURES[name], Backbone):
         _check_block(path, values)
     elif values.setdefault("block_size", values.get("ttt_length")) is None:
-        raise CheckpointError(f"{path}: field block_size is missing")
+        raise field_error(path, "block_size")
     return FAMILIES[MODEL_TYPES[values["model_type"]]].make_config(values)
 
 
@@ -88,9 +77,7 @@ def _anchor_first(path: Path, given: Fields, default: bool) -> bool:
     told = [bool(given["sample_from_anchor"])] if given.get("sample_from_anchor") is not None else []
     told += [not given["dspark_bonus_anchor"]] if given.get("dspark_bonus_anchor") is not None else []
     if len(set(told)) > 1:
-        raise CheckpointError(
-            f"{path}: fields sample_from_anchor and dspark_bonus_anchor contradict each other"
-        )
+        raise CheckpointError(f"{path}: sample_from_anchor and dspark_bonus_anchor contradict each other")
     return told[0] if told else default
 
 
@@ -107,29 +94,23 @@ def _check_taps(path: Path, values: Fields, needed: bool) -> None:
     """Raise ``CheckpointError`` unless the taps are different layers."""
     taps = values["target_layer_ids"]
     if needed and not taps:
-        raise CheckpointError(f"{path}: field target_layer_ids: expected at least one layer, got {taps}")
+        raise field_error(path, "target_layer_ids", "at least one layer", taps)
     if len(set(taps)) < len(taps) or not all(isinstance(tap, int) and tap >= -1 for tap in taps):
-        raise CheckpointError(
-            f"{path}: field target_layer_ids: expected different layers, each -1 or above, got {taps}"
-        )
+        raise field_error(path, "target_layer_ids", "different layers, each -1 or above", taps)
 
 
 def _check_block(path: Path, values: Fields) -> None:
     """Raise ``CheckpointError`` for a missing or impossible field of a block drafter."""
     for name in BLOCK_FIELDS:
         if values.get(name) is None:
-            raise CheckpointError(f"{path}: field {name} is missing")
+            raise field_error(path, name)
     if values["markov_rank"] and values["markov_head_type"] not in HEADS:
-        raise CheckpointError(
-            f"{path}: field markov_head_type: expected one of {sorted(HEADS)}, got {values['markov_head_type']}"
-        )
-    rows = values["vocab_size"]
+        raise field_error(path, "markov_head_type", f"one of {sorted(HEADS)}", values["markov_head_type"])
+    rows, least = values["vocab_size"], 1 if values["sample_from_anchor"] else 2
     if not 0 <= values["mask_token_id"] < rows:
-        raise CheckpointError(
-            f"{path}: field mask_token_id: expected a row below {rows}, got {values['mask_token_id']}"
-        )
-    if values["block_size"] < (1 if values["sample_from_anchor"] else 2):
-        raise CheckpointError(f"{path}: field block_size: {values['block_size']} slots draft nothing")
+        raise field_error(path, "mask_token_id", f"a row below {rows}", values["mask_token_id"])
+    if values["block_size"] < least:
+        raise field_error(path, "block_size", f"at least {least}", values["block_size"])
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -150,9 +131,8 @@ def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     config, tensors = read_config(folder), read_tensors(folder)
     layers = getattr(config, "num_target_layers", None)
     if layers is not None and max(config.target_layer_ids, default=-1) >= layers:
-        raise CheckpointError(
-            f"{folder / CONFIG}: field target_layer_ids: expected layers below {layers}, got {config.target_layer_ids}"
-        )
+        got = config.target_layer_ids
+        raise field_error(folder / CONFIG, "target_layer_ids", f"layers below {layers}", got)
     with torch.device("meta"):
         draft = make(config)
     expected = {name: tuple(value.shape) for name, value in draft.state_dict().items()}
@@ -174,11 +154,9 @@ def load(folder: Path, tensors: TargetTensors | None = None) -> Model:
     draft = make(config)
     if tensors is not None:
         ids = draft_ids(path, weights, len(tensors.embedding))
-        weights = {
-            "embed_tokens.weight": tensors.embedding,
-            **head_tensors(draft, tensors.head, ids),
-            **weights,
-        }
+        weights = (
+            {"embed_tokens.weight": tensors.embedding} | head_tensors(draft, tensors.head, ids) | weights
+        )
     check(path, weights, {name: tuple(value.shape) for name, value in draft.state_dict().items()})
     draft.load_state_dict(weights, assign=True)
     draft.freeze()
@@ -195,13 +173,11 @@ def draft_ids(path: Path, weights: dict[str, Tensor], rows: int) -> Tensor | Non
     ids = target_ids(weights["d2t"])
     if not ((ids >= 0) & (ids < rows)).all() or len(ids.unique()) < len(ids):
         raise CheckpointError(
-            f"{path}: tensor d2t: expected offsets (target id - draft id) of different target ids below {rows}"
+            f"{path}: tensor d2t: expected offsets that give different target ids below {rows}"
         )
     known = weights.get("t2d")
     if known is not None and (len(known) != rows or int(known.sum()) != len(ids) or not known[ids].all()):
-        raise CheckpointError(
-            f"{path}: tensor t2d: expected it to be True for exactly the {len(ids)} tokens of d2t"
-        )
+        raise CheckpointError(f"{path}: tensor t2d: expected True for exactly the {len(ids)} tokens of d2t")
     return ids
 
 
@@ -212,10 +188,9 @@ def check(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int,
     for name in sorted(weights.keys() - expected.keys()):
         raise CheckpointError(f"{path}: tensor {name} is not part of this draft")
     for name, value in weights.items():
-        if tuple(value.shape) != expected[name]:
-            raise CheckpointError(
-                f"{path}: tensor {name}: expected shape {expected[name]}, got {tuple(value.shape)}"
-            )
+        shape = tuple(value.shape)
+        if shape != expected[name]:
+            raise CheckpointError(f"{path}: tensor {name}: expected shape {expected[name]}, got {shape}")
         # If the draft vocabulary is the tokens 0 .. D-1, all offsets in d2t are 0.
         if not name.endswith("bias") and name != "d2t" and not value.any():
             raise CheckpointError(f"{path}: tensor {name} is all zero")

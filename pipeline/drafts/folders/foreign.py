@@ -36,12 +36,18 @@ FIXED: Fields = {
 SPECULATORS = {"dspark": "DSpark", "dflash": "DSpark", "eagle3": "Eagle3"}
 
 
-class LayoutError(UserError):
-    """A folder of another project that lacks a field, or asks for something that no draft here computes."""
+class CheckpointError(UserError):
+    """A folder that holds no draft, or a draft that would not compute what it was trained to compute."""
+
+
+def field_error(path: Path, name: str, expected: object = None, got: object = None) -> CheckpointError:
+    """The error about field ``name`` of the file ``path``; without ``expected``, the field is missing."""
+    found = " is missing" if expected is None else f": expected {expected}, got {got}"
+    return CheckpointError(f"{path}: field {name}{found}")
 
 
 def native_fields(path: Path, given: Fields) -> Fields:
-    """The fields of ``given`` (config.json at ``path``) with native names. ``LayoutError`` names the field."""
+    """The fields of ``given`` (config.json at ``path``) with native names. ``CheckpointError`` names a wrong field."""
     values = _hoisted(path, given)
     if values.get("speculators_model_type"):
         values = _from_speculators(path, values)
@@ -52,13 +58,10 @@ def native_fields(path: Path, given: Fields) -> Fields:
         values["architectures"] = [f"{_family(path, values)}DSparkModel"]
     if isinstance(
         values.get("rope_parameters"), dict
-    ):  # the other two fields serve readers that do not know it
+    ):  # the other two fields are for readers that do not know it
         values = {k: v for k, v in values.items() if k not in ("rope_theta", "rope_scaling")}
-    if values.get("target_hidden_size") not in (None, values.get("hidden_size")):
-        raise LayoutError(
-            f"{path}: field target_hidden_size: expected {values.get('hidden_size')}, the draft's hidden_size, "
-            f"got {values['target_hidden_size']}"
-        )
+    if (size := values.get("target_hidden_size")) not in (None, values.get("hidden_size")):
+        raise field_error(path, "target_hidden_size", f"hidden_size {values.get('hidden_size')}", size)
     if values.get(ZERO_HEAD):
         values |= {"markov_rank": 0, "markov_head_type": "vanilla"}
     return {k: v for k, v in values.items() if k != ZERO_HEAD}
@@ -67,15 +70,15 @@ def native_fields(path: Path, given: Fields) -> Fields:
 def native_tensors(path: Path, given: Fields, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """``tensors`` (of the file ``path``) with native names; ``given`` is the content of config.json.
 
-    A Markov head that the config marks as zero is removed. Raises ``LayoutError`` if it is not zero, or if two tensors
-    have the same native name.
+    A Markov head that the config marks as zero is removed. Raises ``CheckpointError`` if it is not zero, or if two
+    tensors have the same native name.
     """
     renamed: dict[str, Tensor] = {}
     for name, value in tensors.items():
         for old, new in PREFIXES:
             name = new + name.removeprefix(old) if name.startswith(old) else name
         if name in renamed:
-            raise LayoutError(f"{path}: tensor {name} is stored under two names; expected one")
+            raise CheckpointError(f"{path}: tensor {name} is stored under two names; expected one")
         renamed[name] = value
     if given.get("speculators_model_type"):
         renamed = {name: value for name, value in renamed.items() if name not in VERIFIER}
@@ -83,27 +86,25 @@ def native_tensors(path: Path, given: Fields, tensors: dict[str, Tensor]) -> dic
 
 
 def _hoisted(path: Path, given: Fields) -> Fields:
-    """``given`` with the fields of nested sections moved to the top level. A contradiction is a ``LayoutError``."""
+    """``given`` with the fields of nested sections moved to the top level. A contradiction is a ``CheckpointError``."""
     values = dict(given)
     for section in NESTED:
         for key, value in (given.get(section) or {}).items():
             if key in given and given[key] not in (None, value):
-                raise LayoutError(f"{path}: fields {key} and {section}.{key} contradict each other")
+                raise CheckpointError(f"{path}: fields {key} and {section}.{key} contradict each other")
             values[key] = value
     eagle = given.get("eagle_config") or {}
     for key, wanted in FIXED.items():
         got = eagle.get(key, values.get(key))
         if got is not None and got != wanted:
-            raise LayoutError(
-                f"{path}: field {key}: expected {wanted}, got {got}, which no draft of draftline computes"
-            )
+            raise field_error(path, key, wanted, f"{got}, which no draft of draftline computes")
     return {k: v for k, v in values.items() if k not in NESTED and k not in FIXED}
 
 
 def _family(path: Path, values: Fields) -> str:
     kind = values.get("model_type", "qwen3")
     if kind not in FAMILY_NAMES:
-        raise LayoutError(f"{path}: field model_type: expected one of {sorted(FAMILY_NAMES)}, got {kind}")
+        raise field_error(path, "model_type", f"one of {sorted(FAMILY_NAMES)}", kind)
     return FAMILY_NAMES[kind]
 
 
@@ -111,30 +112,22 @@ def _from_speculators(path: Path, values: Fields) -> Fields:
     """Native fields of a config that the library speculators wrote."""
     kind, layers = values["speculators_model_type"], values.get("transformer_layer_config")
     if kind not in SPECULATORS:
-        raise LayoutError(
-            f"{path}: field speculators_model_type: expected one of {sorted(SPECULATORS)}, got {kind}"
-        )
+        raise field_error(path, "speculators_model_type", f"one of {sorted(SPECULATORS)}", kind)
     if not isinstance(layers, dict):
-        raise LayoutError(f"{path}: field transformer_layer_config is missing")
+        raise field_error(path, "transformer_layer_config")
     methods = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
     drafts = methods[0].get("speculative_tokens")
-    own = {
-        k: v
-        for k, v in values.items()
-        if k not in ("transformer_layer_config", "model_type") and v is not None
-    }
-    flat = layers | own
+    replaced = ("transformer_layer_config", "model_type")
+    flat = layers | {k: v for k, v in values.items() if k not in replaced and v is not None}
     flat["architectures"] = [f"{_family(path, flat)}{SPECULATORS[kind]}Model"]
     if kind == "eagle3":
         flat.setdefault("norm_before_residual", True)  # vLLM's default
         flat.setdefault("block_size", drafts or EAGLE3_STEPS)
         return flat | {"target_layer_ids": _taps(path, flat, "eagle_aux_hidden_state_layer_ids")}
-    if "sliding_attention" in (layers.get("layer_types") or []) and not values.get(
-        "sliding_window_non_causal"
-    ):
-        raise LayoutError(
-            f"{path}: field sliding_window_non_causal: expected true, because no draft of draftline has causal blocks"
-        )
+    slides = "sliding_attention" in (layers.get("layer_types") or [])
+    if slides and not (got := values.get("sliding_window_non_causal")):
+        expected = "true, because no draft of draftline has causal blocks"
+        raise field_error(path, "sliding_window_non_causal", expected, got)
     flat["target_layer_ids"] = _taps(path, flat, "aux_hidden_state_layer_ids")
     flat["sample_from_anchor"] = _anchor_first(path, values, drafts)
     if kind == "dflash" and not flat["sample_from_anchor"]:
@@ -147,13 +140,11 @@ def _anchor_first(path: Path, values: Fields, drafts: int | None) -> bool:
     told, block = values.get("sample_from_anchor"), values.get("block_size")
     if told is None:
         if block is None or drafts is None or drafts not in (block, block - 1):
-            raise LayoutError(f"{path}: field sample_from_anchor is missing")
+            raise field_error(path, "sample_from_anchor")
         return bool(drafts == block)
     if block is not None and drafts == (block - 1 if told else block):
-        raise LayoutError(
-            f"{path}: fields sample_from_anchor={told} and speculative_tokens={drafts} contradict each other "
-            f"(block_size {block})"
-        )
+        fields = f"sample_from_anchor={told}, speculative_tokens={drafts} and block_size={block}"
+        raise CheckpointError(f"{path}: fields {fields} contradict each other")
     return bool(told)
 
 
@@ -169,15 +160,13 @@ def _from_eagle3(path: Path, values: Fields) -> Fields:
     elif eagle.get("eagle_aux_hidden_state_layer_ids"):
         values["target_layer_ids"] = list(eagle["eagle_aux_hidden_state_layer_ids"])
     else:
-        raise LayoutError(
+        raise CheckpointError(
             f"{path}: field eagle_aux_hidden_state_layer_ids is missing, so engines would guess the taps. "
             "Add the layers that the draft was trained with, each plus 1"
         )
-    count = values.get("num_aux_hidden_states", len(values["target_layer_ids"]))
-    if count != len(values["target_layer_ids"]):
-        raise LayoutError(
-            f"{path}: field num_aux_hidden_states: expected {len(values['target_layer_ids'])}, got {count}"
-        )
+    taps = len(values["target_layer_ids"])
+    if (count := values.get("num_aux_hidden_states", taps)) != taps:
+        raise field_error(path, "num_aux_hidden_states", taps, count)
     values.setdefault("block_size", values.get("ttt_length") or EAGLE3_STEPS)
     return values
 
@@ -185,12 +174,12 @@ def _from_eagle3(path: Path, values: Fields) -> Fields:
 def _taps(path: Path, values: Fields, name: str) -> list[int]:
     """Native taps from the field ``name``, which counts hidden states and is removed from ``values``."""
     if not values.get(name):
-        raise LayoutError(f"{path}: field {name} is missing")
+        raise field_error(path, name)
     return [number - 1 for number in values.pop(name)]
 
 
 def _without_full_tables(given: Fields, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` without d2t and t2d if these cover the whole vocabulary: SpecForge writes them even then."""
+    """``tensors`` without d2t and t2d if they cover the whole vocabulary, because SpecForge writes them even then."""
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     whole = given.get("draft_vocab_size") in (None, given.get("vocab_size"))
     if not whole or d2t is None or len(d2t) != given.get("vocab_size") or d2t.any():
@@ -206,7 +195,5 @@ def _without_zero_head(path: Path, given: Fields, tensors: dict[str, Tensor]) ->
     head = {name: value for name, value in tensors.items() if name.startswith("markov_head.")}
     wanted = {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"}
     if set(head) != wanted or any(bool(value.any()) for value in head.values()):
-        raise LayoutError(
-            f"{path}: field {ZERO_HEAD} is true: expected the tensors {sorted(wanted)}, all zero"
-        )
+        raise CheckpointError(f"{path}: field {ZERO_HEAD} is true: expected zeros in {sorted(wanted)}")
     return {name: value for name, value in tensors.items() if name not in head}

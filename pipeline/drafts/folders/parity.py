@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from data_specs.manifest import read_json
 from pipeline.drafts.base import Batch, Blocks, LossWeights, Supervision, supervise
 from pipeline.drafts.dspark import DSpark
 from pipeline.drafts.folders import checkpoint
@@ -54,23 +55,17 @@ def inputs(tensors: Tensors) -> Batch:
 
 def compare(folder: Path, attention: str = "dense", chunk_slots: int = 128) -> dict[str, float]:
     """The largest difference of logits, confidences, labels and losses, and of gradients relative to their norm."""
-    tensors, expected = (
-        load_file(folder / "tensors.safetensors"),
-        json.loads((folder / "expected.json").read_text()),
-    )
-    draft = checkpoint.load(folder).float().train()
+    tensors, expected = load_file(folder / "tensors.safetensors"), read_json(folder / "expected.json")
+    draft, batch = checkpoint.load(folder).float().train(), inputs(tensors)
     draft.attention = attention
     with torch.no_grad():
         if "anchor_positions" not in tensors:
-            return _chain(draft, inputs(tensors), tensors, expected, chunk_slots)
+            return _chain(draft, batch, tensors, expected, chunk_slots)
         assert isinstance(draft, DSpark), "only block drafters have anchors"
-        report = _block_outputs(draft, inputs(tensors), _blocks(tensors), tensors)
-    losses, gradients = _block_losses(draft, inputs(tensors), _blocks(tensors), expected, chunk_slots)
+        blocks = Blocks(tensors["anchor_positions"], tensors["block_keep_mask"].bool())
+        report = _block_outputs(draft, batch, blocks, tensors)
+    losses, gradients = _block_losses(draft, batch, blocks, expected, chunk_slots)
     return report | losses | _gradient_differences(gradients, folder)
-
-
-def _blocks(tensors: Tensors) -> Blocks:
-    return Blocks(tensors["anchor_positions"], tensors["block_keep_mask"].bool())
 
 
 def _block_outputs(draft: DSpark, batch: Batch, blocks: Blocks, tensors: Tensors) -> dict[str, float]:
@@ -89,9 +84,8 @@ def _block_outputs(draft: DSpark, batch: Batch, blocks: Blocks, tensors: Tensors
     if "eval_mask" in expected:
         report["eval_mask"] = float((supervision.mask != expected["eval_mask"].bool()).sum())
     if "target_ids" in expected:
-        report["target_ids"] = (
-            (supervision.labels - expected["target_ids"])[supervision.mask].abs().max().item()
-        )
+        wrong = (supervision.labels - expected["target_ids"])[supervision.mask]
+        report["target_ids"] = wrong.abs().max().item()
     return report
 
 
@@ -115,9 +109,8 @@ def _block_losses(
         report[name] = abs(loss.item() - value)
         if name == expected.get("gradients_of", name):
             loss.backward()
-            gradients = {
-                f"grad.{n}": p.grad.clone() for n, p in draft.named_parameters() if p.grad is not None
-            }
+            found = {n: p.grad for n, p in draft.named_parameters() if p.grad is not None}
+            gradients = {f"grad.{name}": gradient.clone() for name, gradient in found.items()}
     return report, gradients
 
 

@@ -19,9 +19,8 @@ def pointwise_information(previous: Tensor, following: Tensor, size: int, smooth
     p(next | previous) is smoothed with s = ``smoothing`` draws from p(next): (count + s p) / (total + s). A pair that
     was never seen after a rare token then has little weight.
     """
-    counts = torch.zeros(size, size).index_put_(
-        (previous, following), torch.ones(len(previous)), accumulate=True
-    )
+    ones = torch.ones(len(previous))
+    counts = torch.zeros(size, size).index_put_((previous, following), ones, accumulate=True)
     unigram = counts.sum(0) + 0.1
     unigram /= unigram.sum()
     conditional = (counts + smoothing * unigram) / (counts.sum(1, keepdim=True) + smoothing)

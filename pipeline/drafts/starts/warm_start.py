@@ -96,17 +96,14 @@ def other_draft(draft: Model, tensors: Mapping[str, Tensor], where: str) -> dict
     Embedding, head and tables of the vocabulary are never taken, and W2 of a Markov head only if both drafts have the
     same vocabulary. Raises ``ConfigError`` with the first backbone tensor that is missing or has another shape.
     """
-    shapes = {name: value.shape for name, value in draft.state_dict().items() if name not in VOCABULARY}
-    for name in sorted(shapes):
+    shapes = {n: tuple(v.shape) for n, v in draft.state_dict().items() if n not in VOCABULARY}
+    for name, shape in sorted(shapes.items()):
         got = tuple(tensors[name].shape) if name in tensors else "nothing"
-        if not name.startswith(HEADS) and got != tuple(shapes[name]):
-            raise ConfigError(
-                f"drafter.init.draft={where}: tensor {name}: expected shape {tuple(shapes[name])}, got {got}"
-            )
+        if not name.startswith(HEADS) and got != shape:
+            raise ConfigError(f"drafter.init.draft={where}: tensor {name}: expected shape {shape}, got {got}")
     keep = {name: value for name, value in tensors.items() if shapes.get(name) == value.shape}
     one, other = draft.d2t, tensors.get("d2t")
-    if (one is None) != (other is None) or (
-        one is not None and other is not None and not torch.equal(one, other)
-    ):
+    same = one is other if one is None or other is None else torch.equal(one, other)
+    if not same:
         keep.pop("markov_head.markov_w2.weight", None)
     return {name: value.float() for name, value in keep.items()}
