@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from data_specs.results.comparison import ComparisonFigure, ComparisonResult, ComparisonTable, StepShare
+from data_specs.results.comparison import ComparisonFigure, ComparisonResult, ComparisonTable
 from data_specs.results.summary import Figure
+from pipeline.report.figures import by_k, curves
 from pipeline.report.model import (
     EVERYWHERE,
     FILED,
@@ -22,9 +24,9 @@ from pipeline.report.model import (
     Table,
     Whiskers,
     cells,
+    listed,
     plain,
     series,
-    shares,
     titles,
     told,
     with_interval,
@@ -40,11 +42,11 @@ SPEED = (
     Metric("speedup", "speedup", interval=True),
 )
 WORDS = (
-    "Accepted length: tokens emitted / rounds, the bonus token counted. In brackets: 95 % bootstrap interval over "
-    "prompts. A table or figure counts the prompts that all of its variants answered."
+    "Accepted length: tokens emitted / rounds, including the bonus token. In brackets: 95 % bootstrap interval over "
+    "prompts. Each table or figure counts only the prompts that all of its variants answered."
 )
-CONDITIONAL = "Fig. 2: acceptance of position k where all before it were accepted (all prompts together)"
-LATENCY = "What goes from left to right: its share of a draft step's time"
+CONDITIONAL = "Fig. 2: acceptance of position k if all earlier ones were accepted (all prompts together)"
+LATENCY = "Sequential share of a draft step's time"
 
 
 def title(result: ComparisonResult) -> str:
@@ -60,27 +62,27 @@ def page(result: ComparisonResult) -> Page:
 
 
 def sections(result: ComparisonResult) -> list[Section]:
-    """Everything that a comparison shows: the table, the figures in their order, and what was trained."""
+    """All sections of a comparison: the table, the figures in their order, and the variants."""
     table = result.table
     setting = [Note(text, where=EVERYWHERE) for text in (*_setting(result), WORDS)]
-    figures = [_figure(name, result.figures[name]) for name in result.figure_order]
+    speed = [[words(d), *cells(f"table/speed/{d}", table.speed[d], SPEED)] for d in table.drafters]
+    heads = ("drafter", *titles(SPEED))
     return [
         Section("lengths", "Accepted length", [*setting, *_lengths(table)]),
-        Section("speed", "Speed", [_speed(table)]),
+        Section("speed", "Speed", [Table(f"Speed ({MACRO})", heads, speed, where=EVERYWHERE)]),
         Section("positions", "Acceptance by position", _conditional(table)),
-        *figures,
+        *(_figure(name, result.figures[name]) for name in result.figure_order),
         Section("variants", "Variants", [_variants(result)]),
     ]
 
 
 def _setting(result: ComparisonResult) -> list[str]:
-    """What was equal for all variants: data, steps and sampler."""
+    """What is equal for all variants: data, steps and sampler."""
     facts = result.facts
-    sampler = ", ".join(f"{name} {value}" for name, value in facts.sampler.items() if value is not None)
     return [
         f"Target {facts.target}; cache {facts.cache}; every variant: {facts.steps} steps of "
         f"{facts.global_batch} sequences with {facts.anchors} blocks each, seed {facts.seed}.",
-        f"Sampler: {sampler}; at most {facts.max_new_tokens} new tokens; {facts.device}, {facts.dtype}, "
+        f"Sampler: {listed(facts.sampler)}; at most {facts.max_new_tokens} new tokens; {facts.device}, {facts.dtype}, "
         "batch of one.",
     ]
 
@@ -107,48 +109,38 @@ def _lengths(table: ComparisonTable) -> list[Block]:
     ]
 
 
-def _speed(table: ComparisonTable) -> Table:
-    """Macro averages of what it costs and brings, a row a drafter."""
-    rows = [[words(d), *cells(f"table/speed/{d}", table.speed[d], SPEED)] for d in table.drafters]
-    return Table(f"Speed ({MACRO})", ("drafter", *titles(SPEED)), rows, where=EVERYWHERE)
-
-
 def _conditional(table: ComparisonTable) -> list[Block]:
-    """Conditional acceptance by position, a line and a row a drafter."""
-    found = {drafter: table.conditional[drafter] for drafter in table.drafters}
-    longest = max(map(len, found.values()))
-    lines = [series(d, style, range(1, 1 + len(f)), f) for style, (d, f) in enumerate(found.items())]
-    chart = Lines("P(accepted ≥ k | reached k)", lines, Axis("position k in the block", range(1, 1 + longest)),
-                  shares("accepted of reached"))  # fmt: skip
-    rows = []
-    for drafter, figures in found.items():
-        at = [told(f"table/conditional/{drafter}/{k}", figure) for k, figure in enumerate(figures)]
-        rows.append([words(drafter), *at, *[words(None)] * (longest - len(at))])
-    heads = ("drafter", *(f"k = {k + 1}" for k in range(longest)))
-    drawn = Drawings([chart], list(enumerate(found)), file="comparison_conditional.png")
-    return [drawn, Table(CONDITIONAL, heads, rows, where=EVERYWHERE)]
+    """Conditional acceptance by position: one line and one row per drafter."""
+    found = [(drafter, table.conditional[drafter]) for drafter in table.drafters]
+    longest = max(len(figures) for _, figures in found)
+    chart = curves("P(accepted ≥ k | reached k)", "accepted of reached", found, longest)
+    drawn = Drawings([chart], list(enumerate(table.drafters)), file="comparison_conditional.png")
+    rows = [(drafter, f"table/conditional/{drafter}", figures, "") for drafter, figures in found]
+    return [drawn, replace(by_k(CONDITIONAL, "drafter", rows, longest), folded=False, where=EVERYWHERE)]
 
 
 def _figure(name: str, found: ComparisonFigure) -> Section:
-    """Accepted length over a setting of the drafters, and the share of the left-to-right part where it was measured."""
+    """Accepted length for each value of a setting, and the sequential share of a draft step if it was measured."""
     drafters, latency = found.drafters, found.latency
     columns = (found.key, *map(str, found.values))
     drawn = [_chart(found, "Accepted length", found.accepted_length, "tokens a round")]
+    path = f"figures/{name}/accepted_length"
     rows = [
-        [words(d), *(_told(f"figures/{name}/accepted_length/{d}/{n}", f) for n, f in enumerate(told_of))]
-        for d, told_of in ((d, found.accepted_length[d]) for d in drafters)
+        [words(d), *(_told(f"{path}/{d}/{n}", figure) for n, figure in enumerate(found.accepted_length[d]))]
+        for d in drafters
     ]
     caption = f"{found.title} ({MACRO} of {found.prompts} prompts)"
     tables = [Table(caption, columns, rows, where=EVERYWHERE)]
     if latency is not None:
         part = {d: [Figure(one.share, None) for one in latency[d]] for d in drafters}
-        drawn.append(_chart(found, "Left-to-right part of a draft step", part, "share of its time"))
-        tables.append(Table(LATENCY, columns, [[words(d), *map(_share, latency[d])] for d in drafters],
-                            where=EVERYWHERE))  # fmt: skip
-    legend = list(enumerate(drafters))
-    return Section(
-        f"figure-{name}", found.title, [Drawings(drawn, legend, file=f"comparison_{name}.png"), *tables]
-    )
+        drawn.append(_chart(found, "Sequential part of a draft step", part, "share of its time"))
+        rows = [
+            [words(d), *(words(f"{100 * one.share:.0f} % of {one.draft_ms:.1f} ms") for one in latency[d])]
+            for d in drafters
+        ]
+        tables.append(Table(LATENCY, columns, rows, where=EVERYWHERE))
+    drawings = Drawings(drawn, list(enumerate(drafters)), file=f"comparison_{name}.png")
+    return Section(f"figure-{name}", found.title, [drawings, *tables])
 
 
 def _chart(
@@ -160,7 +152,7 @@ def _chart(
 
 
 def _variants(result: ComparisonResult) -> Table:
-    """What was trained, in the order of training."""
+    """The trained variants, in the order of training."""
     rows = []
     for name in result.order:
         one, path = result.variants[name], f"variants/{name}"
@@ -173,7 +165,3 @@ def _variants(result: ComparisonResult) -> Table:
 
 def _told(path: str, figure: Figure) -> Cell:
     return told(path, figure, brief=with_interval(figure))
-
-
-def _share(found: StepShare) -> Cell:
-    return words(f"{100 * found.share:.0f} % of {found.draft_ms:.1f} ms")

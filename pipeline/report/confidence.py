@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def calibration(evaluation: Evaluation) -> Section:
-    """ECE, Brier score and AUC by position and reliability diagrams, before and after scaling (paper, Fig. 6)."""
+    """ECE, Brier score and AUC by position, and reliability diagrams, before and after scaling (paper, Fig. 6)."""
     found = evaluation.summary.calibration
     if refused := evaluation.summary.calibration_refused:
         warning = Note(f"Not calibrated: {refused}", warns=True, where=EVERYWHERE)
@@ -58,37 +58,45 @@ def calibration(evaluation: Evaluation) -> Section:
         f"{found.data}, and judged here on the rounds of the benchmarks. A prediction is the product of the "
         "confidences up to its position. ECE: expected calibration error over 20 bins."
     )
-    drawn = "Share accepted against predicted, by bins; larger signs hold more rounds. The diagonal is exact."
-    known = [k for k, quality in enumerate(found.before) if quality.rounds]
-    charts = Drawings(
-        [_reliability(k, found) for k in known], [(1, "before"), (0, "after")], "small", RELIABILITY_PLOT
+    drawn = (
+        "Observed against predicted share of accepted drafts, by bins. Larger signs hold more rounds. On the "
     )
+    drawn += "diagonal, both are equal."
+    known = [k for k, quality in enumerate(found.before) if quality.rounds]
+    both = [f"{name} {when}" for name in titles(QUALITY) for when in WHEN]
+    rows = [_quality_row(k, found) for k in range(len(found.temperatures))]
+    columns = ("position", "rounds", "temperature", *both)
     blocks: list[Block] = [
         Note(fitted, where=EVERYWHERE),
         errors([evaluation], (SCREEN,)),
-        _quality_table(found),
+        Table("Quality of the predictions by position", columns, rows),
     ]
-    blocks += [Note(drawn), charts] if known else []
+    if known:
+        charts, legend = [_reliability(k, found) for k in known], [(1, "before"), (0, "after")]
+        blocks += [Note(drawn), Drawings(charts, legend, "small", RELIABILITY_PLOT)]
     return Section("calibration", CALIBRATION, blocks)
 
 
 def errors(evaluations: Sequence[Evaluation], where: Sequence[str]) -> Table:
-    """Calibration error by position, before and after, of those evaluations that have it."""
+    """Calibration error by position, before and after scaling, of the calibrated ones of ``evaluations``."""
     longest, several = max(one.positions for one in evaluations), len(evaluations) > 1
     rows = []
     for one in evaluations:
         if found := one.summary.calibration:
-            name = [words(one.label)] * several
+            name, label = [words(one.label)] * several, one.label if several else ""
             for when in WHEN:
                 average = words(number(Figure(mean_error(found, when), None), "{:.1%}"))
-                at = _errors(one.label if several else "", getattr(found, when), when, longest)
-                rows.append([*name, words(when), average, *at])
+                at = [
+                    cells(f"calibration/{when}/{k}", q, QUALITY[:1], label)[0] if q.rounds else words(None)
+                    for k, q in enumerate(getattr(found, when))
+                ]
+                rows.append([*name, words(when), average, *at, *[words(None)] * (longest - len(at))])
     heads = [*["evaluation"] * several, "scaling", "mean", *(f"k = {k + 1}" for k in range(longest))]
     return Table("Expected calibration error by position (ECE)", heads, rows, names=1 + several, where=where)
 
 
 def in_a_line(found: CalibrationEffect) -> str:
-    """The error before and after, on average and by position."""
+    """The calibration error before and after scaling, on average and by position, as one line of text."""
     pairs = [
         " -> ".join(number(Figure(quality.ece, None), "{:.1%}") for quality in pair)
         for pair in zip(found.before, found.after, strict=True)
@@ -98,25 +106,11 @@ def in_a_line(found: CalibrationEffect) -> str:
     return f"calibrated confidence: ECE {means} on average, by position {', '.join(pairs)}"
 
 
-def _errors(label: str, found: list[PositionQuality], when: str, longest: int) -> list[Cell]:
-    at = [words(None)] * longest
-    for k, quality in enumerate(found):
-        if quality.rounds:
-            (at[k],) = cells(f"calibration/{when}/{k}", quality, QUALITY[:1], label)
-    return at
-
-
-def _quality_table(found: CalibrationEffect) -> Table:
-    both = [f"{name} {when}" for name in titles(QUALITY) for when in WHEN]
-    rows = [_quality_row(k, found) for k in range(len(found.temperatures))]
-    return Table("Quality of the predictions by position", ("position", "rounds", "temperature", *both), rows)
-
-
 def _quality_row(k: int, found: CalibrationEffect) -> list[Cell]:
     rounds = found.before[k].rounds
     row = [words(k + 1), plain(f"calibration/before/{k}/rounds", rounds)]
     row.append(plain(f"calibration/temperatures/{k}", found.temperatures[k], "{:.2f}"))
-    if not rounds:  # an error of no rounds says nothing
+    if not rounds:  # no errors are known without rounds
         return row + [words(None)] * len(QUALITY) * len(WHEN)
     both = [cells(f"calibration/{when}/{k}", getattr(found, when)[k], QUALITY) for when in WHEN]
     return row + [cell for pair in zip(*both, strict=True) for cell in pair]
@@ -129,7 +123,7 @@ def _reliability(k: int, found: CalibrationEffect) -> Drawing:
 
 
 def _bins(label: str, style: int, quality: PositionQuality) -> Series:
-    """A point for every bin that holds a round; its area grows with their number."""
+    """One point per bin that holds rounds; its area grows with their number."""
     most = max(*quality.counts, 1)
     points = []
     for x, y, count in zip(quality.predicted, quality.observed, quality.counts, strict=True):
@@ -140,38 +134,31 @@ def _bins(label: str, style: int, quality: PositionQuality) -> Series:
 
 
 def sweep(evaluation: Evaluation) -> Section:
-    """Accepted and rejected drafts a round and the acceptance rate by confidence threshold (paper, Fig. 5)."""
+    """Accepted and rejected drafts per round and the acceptance rate by confidence threshold (paper, Fig. 5)."""
     found = evaluation.summary.sweep
     if not found:
         text = "No threshold sweep. evaluate.sweep=true makes it for a draft with a confidence head."
         return Section("sweep", SWEEP, [Note(text, absent=True)])
     places = Axis("confidence threshold")
     drafts = [_line(found, key, style) for style, key in enumerate(("accepted", "rejected"))]
+    rates = [_line(found, "acceptance_rate", 0)]
     charts = [
         Lines("Drafts a round", drafts, places, Axis("drafts a round")),
-        Lines(
-            "Acceptance rate", [_line(found, "acceptance_rate", 0)], places, shares("accepted of verified")
-        ),
+        Lines("Acceptance rate", rates, places, shares("accepted of verified")),
     ]
     scale = "calibrated" if evaluation.summary.calibration else "raw"
     note = Note(
-        f"Thresholds are on {scale} confidences. Answers that a threshold does not change are counted from the record; "
-        "the others were decoded anew."
+        f"Thresholds apply to {scale} confidences. Answers that a threshold does not change are counted from the "
+        "record; the others were decoded again."
     )
-    legend = [(one.style, one.label) for one in drafts]
-    drawn = Drawings(charts, legend, file=SWEEP_PLOT)
-    return Section("sweep", SWEEP, [drawn, _sweep_table(found, scale), note])
+    drawn = Drawings(charts, [(one.style, one.label) for one in drafts], file=SWEEP_PLOT)
+    rows = [[words(f"{r.threshold:.1f}"), *cells(f"sweep/{n}", r, COLUMNS)] for n, r in enumerate(found)]
+    columns = ("threshold", *titles(COLUMNS))
+    table = Table(f"Thresholds on {scale} confidences", columns, rows, where=EVERYWHERE)
+    return Section("sweep", SWEEP, [drawn, table, note])
 
 
 def _line(found: list[SweepRow], key: str, style: int) -> Series:
     label = key.replace("_", " ")
     known = [(row.threshold, getattr(row, key)) for row in found if getattr(row, key) is not None]
     return Series(label, style, [PlottedPoint(x, y, text=f"{label} at {x:g}: {y:.3f}") for x, y in known])
-
-
-def _sweep_table(found: list[SweepRow], scale: str) -> Table:
-    rows = [
-        [words(f"{row.threshold:.1f}"), *cells(f"sweep/{n}", row, COLUMNS)] for n, row in enumerate(found)
-    ]
-    columns = ("threshold", *titles(COLUMNS))
-    return Table(f"Thresholds on {scale} confidences", columns, rows, where=EVERYWHERE)

@@ -1,5 +1,5 @@
-"""Sections of one evaluation: the figures by benchmark, acceptance by position, what a round and a step cost, the same
-by context length, and how many answers are those of plain decoding.
+"""Sections of one evaluation: figures by benchmark, acceptance by position, the cost of a round and of a step, figures
+by context length, and how many answers equal those of plain decoding.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from pipeline.report.model import (
     Table,
     Whiskers,
     cells,
+    listed,
     number,
     plain,
     powers,
@@ -55,10 +56,8 @@ FIGURES = (
     Metric("plain", "plain_tokens_per_second", "{:.1f}"),
     Metric("speedup", "speedup", interval=True),
 )
-NARROW = (
-    ("accepted length", "tokens/s", "plain", "speedup"),
-    ("prompts", "acceptance", BY_POSITION),
-)  # columns of the two tables on a narrow screen
+# Columns of the two tables on a narrow screen.
+NARROW = (("accepted length", "tokens/s", "plain", "speedup"), ("prompts", "acceptance", BY_POSITION))
 COST = (
     Metric("drafts a round", "drafted_length"),
     Metric("verify rate", "verify_rate"),
@@ -86,31 +85,25 @@ ANSWERS = (
 )  # fmt: skip
 LENGTH_PLOT, POSITIONS_PLOT = "accepted_length.png", "acceptance_by_position.png"
 WORDS = (
-    "Accepted length: tokens emitted a round, the bonus token counted (1 without a draft). Acceptance: accepted of "
+    "Accepted length: tokens emitted per round, including the bonus token (1 without a draft). Acceptance: accepted / "
     "proposed drafts; by position k: share of rounds that accept at least k drafts. Plain: tokens/s without the draft, "
     "on the same prompts in the same run. In brackets: 95 % bootstrap interval over prompts."
 )
 POSITION_WORDS = (
-    "Survival: share of rounds that accept at least k drafts. Conditional acceptance: the same share of rounds that "
-    "accepted k - 1 drafts and proposed a k-th. Shaded: 95 % bootstrap interval over prompts."
+    "Survival: share of rounds that accept at least k drafts. Conditional acceptance: share of them among the rounds "
+    "that accepted k - 1 drafts and proposed a k-th. Shaded: 95 % bootstrap interval over prompts."
 )
 PROFILE, PROFILE_PLOT = "Steps a second by tokens, SPS(B)", "sps.png"
-NamedMetrics = Sequence[tuple[str, Metrics]]  # label and metrics
-PathedMetrics = Sequence[tuple[str, str, Metrics, str]]  # name, path in the JSON, metrics, evaluation
 
 
 def benchmarks(evaluation: Evaluation) -> Section:
-    """The main table, and the two figures that matter most as drawings."""
+    """The main table, and accepted length and speedup as drawings."""
     found = [(name, name, evaluation.named.get(name)) for name in evaluation.summary.order]
     if several := len(found) > 1 and evaluation.summary.macro is not None:
         found.append((MACRO, "macro", evaluation.summary.macro))
     rows = [[words(title), *row(evaluation, key, metrics)] for title, key, metrics in found]
     strong = frozenset([len(rows) - 1] * several)
-    columns = ("benchmark", "prompts", *titles(FIGURES))
-    parts = [("benchmark", *part) for part in NARROW]
-    table = Table(
-        evaluation.title, columns, rows, strong, where=EVERYWHERE, parts=parts, text_only=(BY_POSITION,)
-    )
+    table = benchmark_table(evaluation.title, ("benchmark",), rows, strong)
     charts = overview([(name, [metrics]) for name, metrics in evaluation.named.items()], [""])
     blocks: list[Block] = [table, Note(_how(evaluation), where=TEXT), Note(WORDS, where=EVERYWHERE)]
     blocks += trained_notes(evaluation)
@@ -121,8 +114,17 @@ def benchmarks(evaluation: Evaluation) -> Section:
     return Section("benchmarks", "Benchmarks", blocks)
 
 
+def benchmark_table(
+    caption: str, names: Sequence[str], rows: Sequence[Sequence[Cell]], strong: frozenset[int]
+) -> Table:
+    """A table of ``rows``, which are cells for the columns ``names`` followed by those of ``row``."""
+    heads, parts = (*names, "prompts", *titles(FIGURES)), [(*names, *part) for part in NARROW]
+    return Table(caption, heads, rows, strong, names=len(names), where=EVERYWHERE, parts=parts,
+                 text_only=(BY_POSITION,))  # fmt: skip
+
+
 def row(one: Evaluation, key: str, metrics: Metrics | None, label: str = "") -> list[Cell]:
-    """Prompts and figures of a benchmark, or of their average (``key`` macro)."""
+    """Prompts and figures of a benchmark, or of the average if ``key`` is macro."""
     counts = {name: found.counts["prompts"] for name, found in one.summary.benchmarks.items()}
     if key == "macro":
         prompts = words(f"{sum(counts.values()):,}")
@@ -135,7 +137,7 @@ def row(one: Evaluation, key: str, metrics: Metrics | None, label: str = "") -> 
 
 
 def trained(one: Evaluation) -> dict[str, int]:
-    """Benchmark -> how many of its prompts the draft was trained on, of those where there are any."""
+    """Benchmark -> how many of its prompts the draft was trained on, without benchmarks that have none."""
     return {name: seen for name, seen in (one.summary.facts.trained or {}).items() if seen}
 
 
@@ -144,31 +146,32 @@ def trained_notes(one: Evaluation) -> list[Note]:
     facts, notes = one.summary.facts, []
     for name, seen in trained(one).items():
         text = f"{name}: {facts.draft} was trained on {seen:,} of these {facts.prompts[name]:,} prompts. On prompts "
-        text += "that it has not seen it will accept less."
+        text += "that it has not seen, fewer drafts will be accepted."
         notes.append(Note(text, warns=True, where=EVERYWHERE))
     return notes
 
 
 def _how(evaluation: Evaluation) -> str:
-    """Sampler and settings in a line: the page has them all in a table of their own."""
+    """Sampler and settings in one line; the page has a table of all of them instead."""
     facts = evaluation.own_facts
-    threshold = f"threshold {facts.threshold}"
-    if facts.threshold and evaluation.summary.calibration:
-        threshold += " on calibrated confidences"
+    scale = " on calibrated confidences" if facts.threshold and evaluation.summary.calibration else ""
     batch = "one prompt at a time"
     if (prompts := facts.batch) > 1:
         batch = f"{prompts} prompts at a time (tokens/s are of all together)"
-    return f"{sampling(facts)}; {threshold}; {facts.device}, {facts.dtype}, {batch}"
+    return f"{sampling(facts)}; threshold {facts.threshold}{scale}; {facts.device}, {facts.dtype}, {batch}"
 
 
 def sampling(facts: Facts) -> str:
-    """The sampler as it acts (pitfall 40), the length limit and the thinking mode."""
-    sampler = ", ".join(f"{name} {value}" for name, value in facts.sampler.items() if value is not None)
-    return f"sampler: {sampler}; at most {facts.max_new_tokens} new tokens; thinking {facts.thinking}"
+    """The effective sampler (pitfall 40), the length limit and the thinking mode."""
+    most, thinking = facts.max_new_tokens, facts.thinking
+    return f"sampler: {listed(facts.sampler)}; at most {most} new tokens; thinking {thinking}"
 
 
 def overview(groups: Sequence[tuple[str, Sequence[Metrics]]], labels: Sequence[str]) -> list[Drawing]:
-    """Accepted length and speedup of (name, metrics of each of ``labels``); a figure without any value is left out."""
+    """Drawings of accepted length and speedup, for groups of (name, metrics for each of ``labels``).
+
+    A drawing without any value is left out.
+    """
     charts: list[Drawing] = []
     for title, key, unit in DRAWN:
         found = [(name, [getattr(metrics, key) for metrics in each]) for name, each in groups]
@@ -181,35 +184,33 @@ def overview(groups: Sequence[tuple[str, Sequence[Metrics]]], labels: Sequence[s
 
 
 def by_position(evaluation: Evaluation) -> Section:
-    """Survival and conditional acceptance: a line a benchmark; the figures below, on a click."""
-    named, longest = list(evaluation.named.items()), evaluation.positions
-    charts = [curves(title, key, formula, named, longest) for key, title, formula in KINDS]
-    legend = [(style, name) for style, (name, _) in enumerate(named)]
-    tables = [
-        by_k(f"{title}: {formula}", "benchmark", key, [(*row, "") for row in evaluation.rows], longest)
-        for key, title, formula in KINDS
-    ]
-    drawn = Drawings(charts, legend, file=POSITIONS_PLOT)
+    """Survival and conditional acceptance as curves, one line per benchmark, and as folded tables."""
+    longest, charts, tables = evaluation.positions, [], []
+    for key, title, formula in KINDS:
+        lines = [(name, getattr(m, key)) for name, m in evaluation.named.items()]
+        rows = [(name, f"{path}/{key}", getattr(m, key), "") for name, path, m in evaluation.rows]
+        charts.append(curves(title, formula, lines, longest))
+        tables.append(by_k(f"{title}: {formula}", "benchmark", rows, longest))
+    drawn = Drawings(charts, list(enumerate(evaluation.named)), file=POSITIONS_PLOT)
     return Section("positions", "Acceptance by position", [drawn, Note(POSITION_WORDS), *tables])
 
 
-def curves(title: str, key: str, formula: str, lines: NamedMetrics, longest: int) -> Lines:
-    """The curves of metric ``key``, a line for each of ``lines``, over positions 1 ... ``longest``."""
+def curves(title: str, formula: str, lines: Sequence[tuple[str, Sequence[Figure]]], longest: int) -> Lines:
+    """One curve over positions 1 to ``longest`` for each (label, figures by position)."""
     drawn = [
-        series(label, style, range(1, len(getattr(m, key)) + 1), getattr(m, key))
-        for style, (label, m) in enumerate(lines)
+        series(label, style, range(1, len(figures) + 1), figures)
+        for style, (label, figures) in enumerate(lines)
     ]
-    places = Axis("position k in the block", range(1, longest + 1))
-    return Lines(title, drawn, places, shares(formula))
+    return Lines(title, drawn, Axis("position k in the block", range(1, longest + 1)), shares(formula))
 
 
-def by_k(caption: str, first: str, key: str, lines: PathedMetrics, longest: int) -> Table:
-    """A row of metric ``key`` for each of ``lines``, a column a position; a dash where the block is shorter."""
+def by_k(
+    caption: str, first: str, lines: Sequence[tuple[str, str, Sequence[Figure], str]], longest: int
+) -> Table:
+    """A row for each (name, path in the JSON, figures by position, evaluation); shorter blocks get dashes."""
     rows = []
-    for name, path, metrics, evaluation in lines:
-        at = [
-            told(f"{path}/{key}/{k}", f, evaluation=evaluation) for k, f in enumerate(getattr(metrics, key))
-        ]
+    for name, path, figures, evaluation in lines:
+        at = [told(f"{path}/{k}", figure, evaluation=evaluation) for k, figure in enumerate(figures)]
         rows.append([words(name), *at, *[words(None)] * (longest - len(at))])
     return Table(caption, (first, *(f"k = {k + 1}" for k in range(longest))), rows, folded=True)
 
@@ -219,7 +220,6 @@ def by_k(caption: str, first: str, key: str, lines: PathedMetrics, longest: int)
 
 def cost(evaluation: Evaluation) -> Section:
     """Milliseconds and shares of drafting and verifying in a round."""
-    parts = ("draft", "verify")
     bars = [
         (name, [("draft", m.draft_ms.value), ("verify", m.verify_ms.value or 0.0)])
         for name, m in evaluation.named.items()
@@ -229,8 +229,8 @@ def cost(evaluation: Evaluation) -> Section:
     table = Table("Cost of a round", ("benchmark", *titles(COST)), rows)
     text = "Verify rate: share of verified positions that became output."
     if (batch := evaluation.own_facts.batch) > 1:
-        text += f" {batch} prompts were answered at a time; the time of a step is shared among them."
-    drawn = Drawings([Bars("Milliseconds of a round", bars, "ms")], list(enumerate(parts)))
+        text += f" {batch} prompts were answered at a time; the time of a step is divided among them."
+    drawn = Drawings([Bars("Milliseconds of a round", bars, "ms")], [(0, "draft"), (1, "verify")])
     return Section("cost", "Cost of a round", [drawn, table, Note(text)])
 
 
@@ -251,32 +251,29 @@ def contexts(evaluation: Evaluation) -> Section:
 
 
 def steps(evaluation: Evaluation) -> Section:
-    """The measured curve, a line a context, and as tables: steps a second, and milliseconds of a step."""
+    """Steps per second and milliseconds of a step: curves with one line per context, and tables."""
     found = evaluation.summary.profile
     if not found:
-        text = "Not measured. evaluate.profile=true measures what a verification pass of B tokens costs here."
+        text = (
+            "Not measured. evaluate.profile=true measures the time of a verification pass of B tokens here."
+        )
         return Section("profile", PROFILE, [Note(text, absent=True)])
     machine = found.machine
     note = Note(
         f"Measured on {machine.device}, {machine.cores} cores, {machine.threads} threads, {machine.dtype}: "
-        f"medians of {found.repeats} repeats with 95 % of them. Each request of a step has the same context and "
-        f"verifies at most {found.block + 1} tokens."
+        f"medians of {found.repeats} repeats, and the range of 95 % of them. Each request of a step has the same "
+        f"context and verifies at most {found.block + 1} tokens."
     )
     drawn = [_series(style, curve) for style, curve in enumerate(found.contexts)]
     x = powers("tokens of a verification pass", _counts(found))
     chart = Lines("Steps a second by tokens of a verification pass", drawn, x, Axis("steps a second"))
     legend = [(one.style, one.label) for one in drawn]
-    blocks: list[Block] = [
-        note,
-        Drawings([chart], legend, file=PROFILE_PLOT),
-        _rates(found),
-        _milliseconds(found),
-    ]
-    return Section("profile", PROFILE, blocks)
+    curve = Drawings([chart], legend, file=PROFILE_PLOT)
+    return Section("profile", PROFILE, [note, curve, _rates(found), _milliseconds(found)])
 
 
 def _counts(found: Profile) -> list[int]:
-    """Powers of two, and the most tokens that were measured."""
+    """The measured token counts that are powers of two, and the largest one."""
     counts = [point.tokens for point in found.contexts[0].points]
     return [n for n in counts if n & (n - 1) == 0 or n == counts[-1]]
 
@@ -292,54 +289,51 @@ def _series(style: int, curve: CostCurve) -> Series:
 
 
 def _rates(found: Profile) -> Table:
-    """Steps a second at powers of two and Bmax, a column a context."""
+    """Steps per second, one column per context."""
     columns = ("tokens", *(f"context {curve.context}" for curve in found.contexts))
+
+    def cell(point: VerifyTime) -> Cell:
+        rate, (low, high) = f"{1 / point.seconds:.1f}", point.interval
+        aside = f"[{1 / high:.1f}, {1 / low:.1f}]"
+        return Cell(rate, aside, brief=f"{rate} {aside}")
+
     at = [{p.tokens: p for p in curve.points} for curve in found.contexts]
-    rows = [[words(n), *(_rate(points[n]) for points in at)] for n in _counts(found)]
+    rows = [[words(n), *(cell(points[n]) for points in at)] for n in _counts(found)]
     title = "SPS(B): steps a second of the target by tokens of a step"
     return Table(title, columns, rows, folded=True, where=EVERYWHERE)
 
 
-def _rate(point: VerifyTime) -> Cell:
-    rate, (low, high) = f"{1 / point.seconds:.1f}", point.interval
-    aside = f"[{1 / high:.1f}, {1 / low:.1f}]"
-    return Cell(rate, aside, brief=f"{rate} {aside}")
-
-
 def _milliseconds(found: Profile) -> Table:
-    contexts = found.contexts
-    columns = ("tokens", *(f"ms, context {curve.context}" for curve in contexts))
+    """Milliseconds of a step, one column per context; the cells' data hold the seconds of the JSON."""
+    columns = ("tokens", *(f"ms, context {curve.context}" for curve in found.contexts))
+
+    def cell(context: int, n: int) -> Cell:
+        point = found.contexts[context].points[n]
+        low, high = point.interval
+        data = plain(f"profile/contexts/{context}/points/{n}/seconds", point.seconds).data
+        return Cell(f"{1000 * point.seconds:.1f}", f"[{1000 * low:.1f}, {1000 * high:.1f}]", data)
+
     rows = [
-        [words(point.tokens)]
-        + [_cell(f"profile/contexts/{c}/points/{n}", curve.points[n]) for c, curve in enumerate(contexts)]
-        for n, point in enumerate(contexts[0].points)
+        [words(point.tokens), *(cell(context, n) for context in range(len(found.contexts)))]
+        for n, point in enumerate(found.contexts[0].points)
     ]
     return Table("Milliseconds of a verification pass", columns, rows, folded=True)
-
-
-def _cell(path: str, point: VerifyTime) -> Cell:
-    """A median in milliseconds; the data hold the seconds of the JSON."""
-    low, high = point.interval
-    data = plain(f"{path}/seconds", point.seconds).data
-    return Cell(f"{1000 * point.seconds:.1f}", f"[{1000 * low:.1f}, {1000 * high:.1f}]", data)
 
 
 # --- losslessness -----------------------------------------------------------------------------------------
 
 
 def losslessness(evaluation: Evaluation) -> Section:
-    """How many answers are those of plain decoding, what was to be expected, and how answers ended."""
+    """How many answers equal those of plain decoding, what to expect, and how answers ended."""
     rows = [_answers(evaluation, name) for name in evaluation.summary.order]
     table = Table("Answers against plain decoding", ANSWERS, rows)
-    lines = [
-        Note(text, where=TEXT)
-        for text in totals(evaluation.summary, "plain decoding", "the target's context")
-    ]
-    return Section("lossless", "Losslessness", [_expected(evaluation), *lines, table])
+    lines = totals(evaluation.summary, "plain decoding", "the target's context")
+    notes = [Note(text, where=TEXT) for text in lines]
+    return Section("lossless", "Losslessness", [_expected(evaluation), *notes, table])
 
 
 def totals(summary: AnySummary, plain_name: str, limit: str) -> list[str]:
-    """Equal and cut answers and prompts left out, over all benchmarks, in a line each."""
+    """One line each on equal answers, cut answers and prompts left out, over all benchmarks."""
     lines, found = [], summary.benchmarks.values()
     same = [b.metrics.same_answers for b in found if b.metrics]
     known = [figure.value for figure in same if figure.value is not None]
@@ -374,18 +368,18 @@ def _answers(evaluation: Evaluation, name: str) -> list[Cell]:
 
 
 def _expected(evaluation: Evaluation) -> Note:
-    """What to expect: greedy output equals the target's own in exact arithmetic; random answers differ."""
+    """What to expect: greedy answers equal the target's own in exact arithmetic, and random answers differ."""
     facts = evaluation.summary.facts
     values = [metrics.same_answers.value for metrics in evaluation.named.values()]
     if facts.sampler.get("temperature", 0) != 0:
         text = (
-            "Answers were drawn at random, so equal ones are not expected. This evaluation did not test whether the "
-            "draws follow the target's distribution."
+            "Answers were drawn at random, so they are not expected to be equal. This evaluation did not test whether "
+            "the draws follow the target's distribution."
         )
         return Note(text, absent=True)
     same = [value for value in values if value is not None]
     if not same or len(same) < len(values):
-        text = "Not compared: there are no plain answers. evaluate.baseline=true makes them."
+        text = "Not compared, because there are no plain answers. evaluate.baseline=true makes them."
         return Note(text, absent=True)
     if facts.dtype == "float32":
         broken = min(same) < 1
@@ -393,6 +387,6 @@ def _expected(evaluation: Evaluation) -> Note:
         text = f"Temperature 0 in float32: every answer is expected to equal the target's own. {ending}"
         return Note(text, warns=broken)
     return Note(
-        f"Temperature 0 in {facts.dtype}: an answer may leave the plain one where two tokens are nearly equally "
-        "likely, because a block and a single token are rounded differently. With target.dtype=float32 all are equal."
+        f"Temperature 0 in {facts.dtype}: an answer may differ from the plain one after two nearly equally likely "
+        "tokens, because blocks and single tokens are rounded differently. With target.dtype=float32, all are equal."
     )

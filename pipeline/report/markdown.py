@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.report.model import MARKDOWN, Block, Drawings, Heading, Section, Table
 from pipeline.report.plot import png
 
-# What Markdown or HTML would take for its own in the text of others.
+# Characters that Markdown or HTML would interpret.
 SPECIAL = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "})
 
 
@@ -22,7 +22,7 @@ def write_markdown(path: Path, title: str, sections: Sequence[Section]) -> None:
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
-    """``sections`` under a heading each, those without a block left out."""
+    """``sections`` as Markdown, each under its heading; sections without blocks are left out."""
     parts = [f"# {escape(title)}"]
     for section in sections:
         if blocks := section.shown(MARKDOWN):
@@ -32,18 +32,18 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown: the first column to the left, the others to the right."""
+    """A table in Markdown: the first column is aligned to the left, the others to the right."""
     lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
     return "\n".join("| " + " | ".join(map(escape, line)) + " |" for line in lines)
 
 
 def escape(text: str) -> str:
-    """``text`` so that none of it acts as Markdown or HTML."""
+    """``text`` with everything escaped that Markdown or HTML would interpret."""
     return text.translate(SPECIAL).replace("](", "]\\(")
 
 
 def _block(block: Block, known: Sequence[str]) -> str:
-    """A block; of a table's caption nothing where it is one of the ``known`` headings above it."""
+    """A block as Markdown. A table's caption is left out if it repeats one of the ``known`` headings above it."""
     if isinstance(block, Table):
         table = markdown_table(block.columns, [[cell.plain for cell in row] for row in block.rows])
         return table if block.caption in known else f"{escape(block.caption)}\n\n{table}"

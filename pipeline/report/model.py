@@ -1,5 +1,5 @@
-"""What a report is made of: sections of tables, drawings and notes, free of markup. Each is defined once, and four
-writers give it a form: page.py (HTML), markdown.py, screen.py (the last screen) and plot.py (drawings as SVG and PNG).
+"""The parts of a report: sections of tables, drawings and notes, without markup. Each is defined once, and four modules
+write it: page.py (HTML), markdown.py, screen.py (the last screen) and plot.py (drawings as SVG and PNG).
 
 A section is written like this::
 
@@ -12,16 +12,15 @@ A section is written like this::
         chart = Whiskers("Accepted length", figures, [""], Axis("tokens a round", least=1.0), at=1.0)
         return Section("lengths", "Lengths", [table, Drawings([chart], file="lengths.png")])
 
-A *figure* is a value with its interval (data_specs/results/summary.py), either None where it cannot be told. A cell
-that shows a number carries it unrounded, with the path at which the JSON holds it, so that a test (or a spreadsheet)
-can read the page exactly.
+A *figure* is a value with its interval (data_specs/results/summary.py); both are None if unknown. A cell that shows a
+number also carries the unrounded number and its path in the JSON, so that tests and spreadsheets can read the page.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,32 +34,29 @@ FILED, TEXT, EVERYWHERE = (PAGE, MARKDOWN), (MARKDOWN, SCREEN), (PAGE, MARKDOWN,
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: ``text``, an ``aside`` in smaller print (an interval), and the exact data as HTML attributes.
-
-    ``brief`` is what Markdown and the screen show instead of the text and the aside; empty: the text alone.
-    """
+    """One cell of a table."""
 
     text: str
-    aside: str = ""
-    data: dict[str, str] = field(default_factory=dict)
-    brief: str = ""
+    aside: str = ""  # in smaller print on the page (an interval)
+    data: dict[str, str] = field(default_factory=dict)  # the exact data, as HTML attributes
+    brief: str = ""  # in Markdown and on the screen, instead of the text
 
     @property
     def plain(self) -> str:
-        """The cell in Markdown and on the screen, before anything is escaped."""
+        """The text in Markdown and on the screen, before it is escaped."""
         return (self.brief or self.text).replace(DASH, "-")
 
 
 @dataclass(frozen=True)
 class Table:
-    """``columns[0]`` heads the rows' names. ``rows[i][0]`` is the row's name, ``strong`` the rows that sum up."""
+    """A table; its first column names the rows."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    strong: frozenset[int] = frozenset()
+    strong: frozenset[int] = frozenset()  # numbers of the rows that sum up others
     names: int = 1  # leading columns that are names rather than numbers
-    folded: bool = False  # shown on a click: detail behind a drawing
+    folded: bool = False  # the page shows it after a click only
     kind: str = ""  # of style.css: words (aligned to the left), facts (long texts, which are wrapped)
     where: Sequence[str] = FILED
     parts: Sequence[Sequence[str]] = ()  # columns of the tables that a narrow screen shows instead
@@ -68,7 +64,7 @@ class Table:
 
     @property
     def on_page(self) -> Table:
-        """The table as the page shows it."""
+        """The table without the columns that the page leaves out."""
         kept = [n for n, column in enumerate(self.columns) if column not in self.text_only]
         columns = [self.columns[n] for n in kept]
         return replace(self, columns=columns, rows=[[row[n] for n in kept] for row in self.rows])
@@ -76,29 +72,29 @@ class Table:
 
 @dataclass(frozen=True)
 class Axis:
-    """``ticks`` also are the ends of the axis; None: round ones around the values and, if not None, ``least``."""
+    """An axis from its first to its last tick."""
 
     label: str
-    ticks: Sequence[float] | None = None
+    ticks: Sequence[float] | None = None  # None: round numbers around the values and ``least``
     log: bool = False
     least: float | None = 0.0
 
 
 @dataclass(frozen=True)
 class PlottedPoint:
-    """A value at ``x`` with its interval, and what is said when it is pointed at. ``size``: radius of its sign."""
+    """A point with its interval."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
-    text: str = ""
-    size: float = 3.2
+    text: str = ""  # shown when the point is hovered
+    size: float = 3.2  # radius of its sign
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour and shape (``style``), joined by a line unless they are ``loose``."""
+    """Points with the same colour and sign (``style``), joined by a line unless they are ``loose``."""
 
     label: str
     style: int
@@ -108,34 +104,31 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines with shaded intervals, and points, over two axes.
-
-    ``diagonal``: with a line where both are equal. ``guides``: vertical lines at these places.
-    """
+    """Lines with shaded intervals, and points, over two axes."""
 
     title: str
     series: Sequence[Series]
     x: Axis
     y: Axis
-    diagonal: bool = False
+    diagonal: bool = False  # with the line x = y
     small: bool = False
-    guides: Sequence[float] = ()
+    guides: Sequence[float] = ()  # places of vertical lines
 
 
 @dataclass(frozen=True)
 class Whiskers:
-    """Groups of (name, a figure for each of ``labels``): values with intervals; a guide stands ``at`` one value."""
+    """Values with intervals: for each group (name, figures), one figure per label."""
 
     title: str
     groups: Sequence[tuple[str, Sequence[Figure]]]
     labels: Sequence[str]
     x: Axis
-    at: float
+    at: float  # place of a vertical line
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A row of bars end to end for each (name, [(part, size)]); all rows to one scale."""
+    """One row of bars end to end per (name, [(part, size)]); all rows have the same scale."""
 
     title: str
     rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]
@@ -147,28 +140,28 @@ Drawing = Lines | Whiskers | Bars
 
 @dataclass(frozen=True)
 class Drawings:
-    """Drawings side by side that share a legend of (style, label). ``file``: PNG of them all, beside the report."""
+    """Drawings side by side that share a legend."""
 
     charts: Sequence[Drawing]
-    legend: Sequence[tuple[int, str]] = ()
+    legend: Sequence[tuple[int, str]] = ()  # style and label
     layout: str = ""  # of style.css: small (many in a row), pairs (two in a row)
-    file: str = ""
+    file: str = ""  # name of the PNG of all drawings, beside the report
     where: Sequence[str] = FILED
 
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph. ``absent``: it says how to get what is not there; ``warns``: something is not as expected."""
+    """A paragraph."""
 
     text: str
-    absent: bool = False
-    warns: bool = False
+    absent: bool = False  # it says how to get figures that are missing
+    warns: bool = False  # something is not as expected
     where: Sequence[str] = FILED
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A part of a section begins."""
+    """A heading within a section."""
 
     text: str
     where: Sequence[str] = FILED
@@ -179,14 +172,14 @@ Block = Table | Drawings | Note | Heading
 
 @dataclass(frozen=True)
 class Section:
-    """One heading and what stands below it."""
+    """One heading and the blocks below it."""
 
     anchor: str
     title: str
     blocks: Sequence[Block]
 
     def shown(self, writer: str) -> list[Block]:
-        """The blocks that ``writer`` shows; how to get what is not there is said on the page alone."""
+        """The blocks that ``writer`` shows; only the page shows ``absent`` notes."""
         found = [block for block in self.blocks if writer in block.where]
         return [b for b in found if writer == PAGE or not (isinstance(b, Note) and b.absent)]
 
@@ -203,16 +196,13 @@ class Page:
 
 @dataclass(frozen=True)
 class Metric:
-    """A column of figures: heading, key in the JSON, format on the page, and ``brief``, in Markdown and on the screen.
-
-    ``interval``: these show the interval too.
-    """
+    """A column of figures."""
 
     title: str
-    key: str
-    form: str = "{:.2f}"
-    brief: str = ""
-    interval: bool = False
+    key: str  # in the JSON
+    form: str = "{:.2f}"  # format on the page
+    brief: str = ""  # format in Markdown and on the screen
+    interval: bool = False  # whether Markdown and the screen also show the interval
 
 
 # --- cells ------------------------------------------------------------------------------------------------
@@ -224,12 +214,11 @@ def titles(metrics: Sequence[Metric]) -> list[str]:
 
 
 def cells(path: str, found: object, metrics: Sequence[Metric], evaluation: str = "") -> list[Cell]:
-    """A cell for each of ``metrics`` of ``found``, a record that the JSON has at ``path``: of a figure, a number, or a
-    list of figures, which is one cell.
+    """One cell for each of ``metrics`` of the record ``found``, which the JSON holds at ``path``.
+
+    A metric is a figure, a number, or a list of figures.
     """
-    return [
-        _cell(f"{path}/{metric.key}", getattr(found, metric.key), metric, evaluation) for metric in metrics
-    ]
+    return [_cell(f"{path}/{one.key}", getattr(found, one.key), one, evaluation) for one in metrics]
 
 
 def _cell(key: str, found: Any, metric: Metric, evaluation: str) -> Cell:
@@ -247,19 +236,18 @@ def words(text: object) -> Cell:
 
 
 def told(key: str, figure: Figure, form: str = "{:.2f}", evaluation: str = "", brief: str = "") -> Cell:
-    """A figure with its interval beside it. ``key`` is its path in the JSON."""
+    """A figure with its interval beside it; ``key`` is its path in the JSON."""
+    data = _data(key, figure.value, evaluation)
     if figure.value is None:
-        return Cell(DASH, data=_data(key, None, evaluation))
-    data, aside = _data(key, figure.value, evaluation), ""
+        return Cell(DASH, data=data)
     if figure.interval is not None:
         low, high = figure.interval
-        aside = _interval(figure, form)
         data |= {"low": json.dumps(low), "high": json.dumps(high)}
-    return Cell(number(figure, form), aside, data, brief)
+    return Cell(number(figure, form), _interval(figure, form), data, brief)
 
 
 def plain(key: str, value: float | int | bool | None, form: str = "{:,}", evaluation: str = "") -> Cell:
-    """A number without an interval; None is a dash, a truth value a word."""
+    """A number without an interval; None is a dash, and a truth value is yes or no."""
     data = _data(key, value, evaluation)
     if isinstance(value, bool):
         return Cell("yes" if value else "no", data=data)
@@ -267,17 +255,22 @@ def plain(key: str, value: float | int | bool | None, form: str = "{:,}", evalua
 
 
 def number(figure: Figure, form: str) -> str:
-    """The figure's value in the format ``form``, or a dash where there is none."""
+    """The figure's value in the format ``form``, or a dash without a value."""
     return "-" if figure.value is None else _form(form, figure.value)
 
 
 def with_interval(figure: Figure, form: str = "{:.2f}") -> str:
-    """``2.13 [1.98, 2.27]``, or without the brackets where there is no interval."""
+    """A text such as ``2.13 [1.98, 2.27]``, or ``2.13`` without an interval."""
     return " ".join(filter(None, (number(figure, form), _interval(figure, form))))
 
 
+def listed(values: Mapping[str, Any]) -> str:
+    """``name value, name value`` for all ``values`` that are not None."""
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+
+
 def moment(created: str | None) -> str | None:
-    """``2026-11-30T03:19:49+00:00`` (UTC, as manifests have it) as ``2026-11-30 03:19 UTC``."""
+    """A time of a manifest (``2026-11-30T03:19:49+00:00``) as ``2026-11-30 03:19 UTC``."""
     return created and f"{created[:16].replace('T', ' ')} UTC"
 
 
@@ -301,7 +294,7 @@ def _data(key: str, value: Any, evaluation: str) -> dict[str, str]:
 
 
 def powers(label: str, values: Sequence[float]) -> Axis:
-    """A logarithmic axis whose ticks are ``values`` themselves, at most eight of them."""
+    """A logarithmic axis whose ticks are at most eight of ``values``."""
     ticks = sorted(set(values))
     kept = ticks[:: -math.ceil(len(ticks) / 7)][::-1]
     return Axis(label, kept if kept[0] == ticks[0] else [ticks[0], *kept], log=True)
@@ -313,7 +306,7 @@ def shares(label: str) -> Axis:
 
 
 def series(label: str, style: int, places: Sequence[float], figures: Sequence[Figure]) -> Series:
-    """``figures`` (value and interval) at ``places``; what has no value is left out."""
+    """``figures`` at ``places``; figures without a value are left out."""
     points = []
     for place, figure in zip(places, figures, strict=True):
         if (value := figure.value) is not None:

@@ -1,7 +1,7 @@
-"""The page: sections of one evaluation, or of several side by side, as one self-contained HTML file.
+"""Writes the sections of one evaluation, or of several side by side, as one self-contained HTML file.
 
-Nothing is loaded from anywhere: the style is inline, drawings are inline SVG, there is no script, and the page's
-Content-Security-Policy forbids every request. Jinja escapes every text (autoescape).
+The page loads nothing: style and drawings (SVG) are inline, there is no script, and its Content-Security-Policy forbids
+every request. Jinja escapes every text (autoescape).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.report.model import Block, Cell, Metric, Page, Section, Table, cel
 from pipeline.report.plot import MARKERS, STYLE, svg
 
 PAGE = "report.html"
-SIGNS = {"o": "●", "s": "■", "D": "◆", "^": "▲"}  # of matplotlib's markers
+SIGNS = {"o": "●", "s": "■", "D": "◆", "^": "▲"}  # matplotlib's marker -> character
 HEADLINES = (
     Metric("accepted length", "accepted_length"),
     Metric("speedup", "speedup", "{:.2f}×"),
@@ -32,10 +32,9 @@ HEADLINES = (
 
 
 def write_html(folder: Path, evaluations: Sequence[Evaluation], study: StudyResult | None = None) -> Path:
-    """Write ``report.html`` into ``folder`` and return its path.
+    """Write ``report.html`` into ``folder`` and return its path; the page may show ``study`` without any evaluation.
 
-    ``study`` is what study.json holds; it may stand alone, without an evaluation. Raises ``ReportError`` where several
-    evaluations share no benchmark.
+    Raises ``ReportError`` for several evaluations without a common benchmark.
     """
     path = folder / PAGE
     path.write_text(render(evaluations, study), encoding="utf-8")
@@ -43,7 +42,7 @@ def write_html(folder: Path, evaluations: Sequence[Evaluation], study: StudyResu
 
 
 def render(evaluations: Sequence[Evaluation], study: StudyResult | None = None) -> str:
-    """The page's text; see ``write_html``."""
+    """The text of the page that ``write_html`` writes."""
     return html(_page(evaluations, study))
 
 
@@ -54,13 +53,14 @@ def html(page: Page) -> str:
         lstrip_blocks=True,
     )  # fmt: skip
     sections = [(section, [_block(block) for block in section.shown(WRITER)]) for section in page.sections]
-    signs = [SIGNS[marker] for marker in MARKERS]
-    template = environment.get_template("page.html")
-    return template.render(page=page, sections=sections, style=Markup(STYLE), svg=svg, signs=signs)
+    signs, style = [SIGNS[marker] for marker in MARKERS], Markup(STYLE)
+    return environment.get_template("page.html").render(
+        page=page, sections=sections, style=style, svg=svg, signs=signs
+    )
 
 
 def _block(block: Block) -> tuple[str, Block]:
-    """(kind, block) for the template."""
+    """Kind and block, for the template."""
     return type(block).__name__.lower(), block.on_page if isinstance(block, Table) else block
 
 
@@ -68,17 +68,14 @@ def _page(evaluations: Sequence[Evaluation], study: StudyResult | None) -> Page:
     if len(evaluations) == 1:
         one = evaluations[0]
         return served_page(one) if isinstance(one.summary, ServedSummary) else one_page(one, study)
-    assert evaluations or study is not None, "a page of something"
-    return comparison_page(evaluations, study) if evaluations or study is None else study_page(study)
-
-
-def study_page(study: StudyResult) -> Page:
-    """A serving study whose draft was not evaluated by itself."""
+    if evaluations:
+        return comparison_page(evaluations, study)
+    assert study is not None, "a page shows an evaluation or a study"
     return Page(serving.title(study), serving.TITLE, [], [serving.serving(study)])
 
 
 def evaluation_sections(one: Evaluation) -> list[Section]:
-    """The sections on one evaluation that follow from its summary alone."""
+    """The sections of one evaluation that need only its summary."""
     return [
         figures.benchmarks(one),
         figures.by_position(one),
@@ -107,7 +104,7 @@ def one_page(one: Evaluation, study: StudyResult | None) -> Page:
 
 
 def served_page(one: Evaluation) -> Page:
-    """The report of an evaluation of a server, beside the draft's own where there is one."""
+    """The report of an evaluation of a server, beside the draft's own evaluation if there is one."""
     facts, rows = one.summary.facts, one.rows
     headlines = _headlines(*rows[-1], served.SERVED) if rows else []
     subtitle = f"served by {facts.device}; {', '.join(one.named) or 'no figures'}; {one.created[:10]}"

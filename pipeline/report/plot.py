@@ -1,8 +1,8 @@
 """Draws the drawings of a report with matplotlib: inline SVG for the page, and PNG files.
 
-A drawing is 360 units wide, about the width of a phone, so that its text is as large there as the page's. In the SVG
-text stays text, colours are variables of style.css (one drawing serves dark and light), every point says its value
-when it is pointed at, and the same drawing gives the same bytes.
+A drawing is 360 units wide, about the width of a phone, so that its text has the size of the page's text there. In the
+SVG, text stays text, colours are variables of style.css (so one drawing serves dark and light mode), and every point
+shows its value when it is hovered. Equal drawings give equal bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TITLE, LEGEND, ENTRY = (
     24,
     22,
     150,
-)  # heights of a heading and of a line of the legend, width of an entry, of a PNG
+)  # of a PNG: heights of a heading and a line of the legend, width of an entry
 MARKERS = "osD^"  # circle, square, diamond, triangle: style.css and page.html have the same
 STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 LIGHT = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", STYLE.partition("}")[0]))
@@ -45,11 +45,11 @@ UNWANTED = (
     "font-family: [^;]*; ?", ' clip-path="[^"]*"', r' transform="rotate\(-0 [^"]*"',
 )  # fmt: skip
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-Texts = dict[str, list[str]]  # group of the SVG -> what each of its signs says
+Texts = dict[str, list[str]]  # group of the SVG -> the text of each of its signs
 
 
 def svg(drawing: Drawing) -> Markup:
-    """``drawing`` as an ``<svg>`` element, with a name and a description for those who do not see it."""
+    """``drawing`` as an ``<svg>`` element, with a title and a description for screen readers."""
     from matplotlib import rc_context
 
     with rc_context(SETTINGS):
@@ -65,6 +65,7 @@ def svg(drawing: Drawing) -> Markup:
 def png(path: Path, drawings: Drawings) -> None:
     """Write ``drawings`` in rows, with their headings and legend, as a PNG file."""
     from matplotlib import rc_context
+    from matplotlib.lines import Line2D
 
     sizes = [size(drawing) for drawing in drawings.charts]
     width, height = max(w for w, _ in sizes), max(h for _, h in sizes) + TITLE
@@ -78,14 +79,14 @@ def png(path: Path, drawings: Drawings) -> None:
             _draw(figure, drawing, column * width, top + row * height + TITLE)
             figure.axes[-1].set_title(_printable(drawing.title), color=LIGHT["text"], fontsize=12)
         if top:
-            signs = [_sign(style) for style, _ in drawings.legend]
+            signs = [Line2D([], [], color=_colour(n), marker=_marker(n)) for n, _ in drawings.legend]
             labels = [_printable(label) for _, label in drawings.legend]
             figure.legend(signs, labels, loc="upper center", ncols=entries, frameon=False, borderaxespad=0)
         figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
 def size(drawing: Drawing) -> tuple[int, int]:
-    """Width and height of a drawing, without heading and legend."""
+    """Width and height of a drawing without heading and legend."""
     if isinstance(drawing, Lines):
         return SMALL if drawing.small else (WIDTH, HEIGHT)
     if isinstance(drawing, Bars):
@@ -94,7 +95,7 @@ def size(drawing: Drawing) -> tuple[int, int]:
 
 
 def ticks(axis: Axis, values: Sequence[float]) -> list[float]:
-    """The ticks of ``axis``, which reaches from the first to the last; round ones where it names none."""
+    """The ticks of ``axis``, or round numbers that enclose ``values`` if it has none."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     if axis.ticks is not None:
@@ -120,7 +121,7 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _draw(figure: Any, drawing: Drawing, x: float, y: float) -> Texts:
-    """Draw into the rectangle whose upper left corner is at ``x``, ``y``; returns what the signs say."""
+    """Draw into the rectangle whose upper left corner is at ``x``, ``y``; returns the texts of the signs."""
     width, height = size(drawing)
     kinds: dict[type, tuple[Callable[[Any, Any], Texts], int, int, int]] = {
         Lines: (_lines, min(LEFT, width // 4), RIGHT, BOTTOM),
@@ -173,7 +174,7 @@ def _line(axes: Any, one: Series) -> None:
 
 
 def _whiskers(axes: Any, drawing: Whiskers) -> Texts:
-    """A group's name, and below it a line an interval; with one label the values stand beside the names."""
+    """Each group's name, with one interval per line below it; with a single label, values stand beside the names."""
     high = LABEL + LINE * len(drawing.labels)
     texts: Texts = {"": [drawing.x.label]}
     figures = [figure for _, each in drawing.groups for figure in each if figure.value is not None]
@@ -216,7 +217,7 @@ def _bars(axes: Any, drawing: Bars) -> Texts:
 
 
 def _rows(axes: Any, height: float) -> None:
-    """A vertical axis without ticks, in units from the top."""
+    """Set up a vertical axis without ticks that counts units from the top."""
     axes.set_ylim(height, 0)
     axes.set_yticks([])
 
@@ -230,7 +231,7 @@ def _name(axes: Any, y: float, name: str, value: str) -> None:
 
 
 def _scale(axes: Any, name: str, axis: Axis, values: Sequence[float]) -> None:
-    """Scale, ends, ticks and label of the axis ``name`` (x or y)."""
+    """Set scale, ends, ticks and label of the axis ``name`` (x or y)."""
     from matplotlib.ticker import NullLocator
 
     found = ticks(axis, values)
@@ -240,15 +241,12 @@ def _scale(axes: Any, name: str, axis: Axis, values: Sequence[float]) -> None:
     axes.set(**{f"{name}scale": "log" if axis.log else "linear", f"{name}lim": (low, high)})
     axes.set(**{f"{name}label": _printable(axis.label)})
     drawn = axes.xaxis if name == "x" else axes.yaxis
-    drawn.set_ticks(found, [_tick(tick, found[-1]) for tick in found])
+    # Thousands are written as 20k on long axes.
+    texts = [f"{t / 1000:g}k" if t and found[-1] >= 10_000 else f"{t:g}" for t in found]
+    drawn.set_ticks(found, texts)
     drawn.set_minor_locator(NullLocator())
     if name == "y":
         drawn.set_label_coords(-34 / axes.bbox.width, 0.5)
-
-
-def _tick(tick: float, last: float) -> str:
-    """A tick as it is written: thousands as ``20k`` where the axis has many."""
-    return f"{tick / 1000:g}k" if tick and last >= 10_000 else f"{tick:g}"
 
 
 def _colour(style: int) -> str:
@@ -259,18 +257,12 @@ def _marker(style: int) -> str:
     return MARKERS[style % len(MARKERS)]
 
 
-def _sign(style: int) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=_colour(style), marker=_marker(style))
-
-
 def _group(number: int) -> str:
     return f"series{number}"
 
 
 def _printable(text: str) -> str:
-    """Text of others as XML can hold it."""
+    """``text`` with spaces in place of characters that XML cannot hold."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -278,7 +270,7 @@ def _printable(text: str) -> str:
 
 
 def _inline(made: str, title: str, texts: Texts) -> Markup:
-    """What matplotlib wrote as an element of the page: its own ids, no style of its own, texts for each sign."""
+    """Turn matplotlib's SVG into an element of the page with unique ids, without styles, with a text for each sign."""
     for unwanted in UNWANTED:
         made = re.sub(unwanted, "", made, flags=re.DOTALL)
     made = made.replace("xlink:href", "href")
@@ -301,7 +293,7 @@ def _inline(made: str, title: str, texts: Texts) -> Markup:
 
 
 def _describe(root: ElementTree.Element, texts: Texts) -> None:
-    """Put its text into every sign, as a title."""
+    """Add its text to every sign as a title."""
     groups = {element.get("id"): element for element in root.iter("g")}
     for key, each in texts.items():
         signs = [] if key not in groups else [s for s in groups[key].findall(".//*[@style]") if s.tag != "g"]
@@ -310,7 +302,7 @@ def _describe(root: ElementTree.Element, texts: Texts) -> None:
 
 
 def _shorten(root: ElementTree.Element, key: str) -> None:
-    """Ids that are used, and are the drawing's own; numbers of one decimal."""
+    """Drop unused ids, begin the others with ``key``, and round numbers to one decimal."""
     used = {element.get("href", "")[1:] for element in root.iter("use")}
     for element in root.iter():
         name = element.attrib.pop("id", "")

@@ -1,4 +1,4 @@
-"""Sections on where figures come from: draft, target and settings, and the lineage of the artifacts."""
+"""Sections on the origin of figures: draft, target and settings, and the lineage of the artifacts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ TITLE = "What was evaluated"
 
 
 def setting(evaluation: Evaluation) -> Section:
-    """What was evaluated, and with what."""
+    """Draft, target and settings of one evaluation."""
     rows = [[words(name), words(text)] for name, text in facts(evaluation).items()]
     return Section("setting", TITLE, [Table("Draft, target and settings", ("", ""), rows, kind="facts")])
 
 
 def settings(evaluations: Sequence[Evaluation]) -> Section:
-    """Facts of every evaluation in a column of its own: those that differ, then those that do not."""
+    """The facts of the evaluations: first those that differ, with one column per evaluation, then the equal ones."""
     told = [facts(one) for one in evaluations]
     names = dict.fromkeys(name for found in told for name in found)
     rows = {name: [found.get(name) for found in told] for name in names}
@@ -29,7 +29,7 @@ def settings(evaluations: Sequence[Evaluation]) -> Section:
 
 
 def ancestry(evaluations: Sequence[Evaluation]) -> Section:
-    """The artifacts behind the figures."""
+    """The artifacts from which each evaluation was made."""
     columns = ("artifact", "reference", "fingerprint", "made", "revision")
     tables = [
         Table(f"{one.label} and what it was made from", columns, _rows(one), kind="words")

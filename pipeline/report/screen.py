@@ -1,4 +1,4 @@
-"""A report on the last screen: its tables, then its notes; after an evaluation, what to type next."""
+"""Prints a report as the last screen: its tables, then its notes; after an evaluation, also what to type next."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pipeline.report.model import SCREEN, Note, Section, Table
 from pipeline.report.page import PAGE
 from pipeline.store.artifacts import Artifact
 
-MARGIN = 2  # columns of a screen between two of a table
+MARGIN = 2  # characters between two columns of a table
 
 
 def show(sections: Sequence[Section]) -> None:
-    """Print what ``sections`` have for the screen."""
+    """Print the blocks of ``sections`` that are for the screen."""
     blocks = [block for section in sections for block in section.shown(SCREEN)]
     for block in blocks:
         if isinstance(block, Table):
@@ -27,7 +27,7 @@ def show(sections: Sequence[Section]) -> None:
 
 
 def show_table(table: Table) -> None:
-    """Print ``table``: in its parts on a screen that would fold the whole of it."""
+    """Print ``table``, in its parts if the screen is too narrow for the whole table."""
     lines = [table.columns, *([cell.plain for cell in row] for row in table.rows)]
     width = sum(max(map(len, column)) + MARGIN for column in zip(*lines, strict=True))
     for chosen in table.parts if width > console.console.width and table.parts else [table.columns]:
@@ -37,7 +37,7 @@ def show_table(table: Table) -> None:
 
 
 def show_evaluation(title: str, sections: Sequence[Section], artifact: Artifact, beside: str) -> None:
-    """Print ``sections``, the place of the evaluation, and what to type next; ``beside`` names its raw data."""
+    """Print ``sections``, the folder of the evaluation, and what to type next; ``beside`` names its raw data."""
     show(sections)
     console.panel(
         title,

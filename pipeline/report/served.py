@@ -1,7 +1,7 @@
-"""The report of an evaluation of a server: what the draft promised beside what the engine's counters say.
+"""The report of an evaluation of a server: the figures of the engine's counters beside the draft's own evaluation.
 
-The summary has the form of an evaluation in process, so that every report reads both. A figure that the engine does not
-tell is None. Its part ``served`` holds what is added; ``promised`` there is the draft's own evaluation, or None.
+The summary has the form of an in-process evaluation's, so that every report reads both. Figures that the engine does
+not report are None. The additional part ``served`` holds the draft's own evaluation (``promised``), if there is one.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pipeline.report.model import (
 
 PROMISED, SERVED = "promised", "served"
 WORDS = (
-    "Accepted length: tokens after the first of an answer / rounds. Rounds are verification steps, with those that "
-    "had no draft, which engines do not count. An engine's own mean, 1 + accepted / steps, also counts drafts beyond "
-    "the end of an answer. Acceptance: accepted / drafted; by position k: the share of rounds that accept at least k "
+    "Accepted length: tokens of an answer after the first one / rounds. Rounds are verification steps, including those "
+    "without a draft, which engines do not count. An engine's own mean, 1 + accepted / steps, counts drafts beyond "
+    "the end of an answer too. Acceptance: accepted / drafted; by position k: share of rounds that accept at least k "
     "drafts. The engine counts both, also beyond the end of an answer. Tokens/s: by the client's clock, from the "
-    "request to the whole response, with the prefill."
+    "request to the complete response, including the prefill."
 )
 COUNTED = (
     ("answers", "counts/answers"),
@@ -45,21 +45,22 @@ COUNTED = (
     ("cut at the limit", "finish/length"),
     ("prompts too long", "counts/too_long"),
 )
-SETTINGS = ("sampler", "max_new_tokens", "thinking", "prompts")  # they should be the same in both
+SETTINGS = ("sampler", "max_new_tokens", "thinking", "prompts")  # both evaluations should agree in these
 
 
 def sections(served: Evaluation) -> list[Section]:
-    """Every section: ``served``, beside the draft's own evaluation of the same benchmarks if the summary holds one."""
-    known = _shown(served)
+    """All sections: ``served`` beside the draft's own evaluation of the same benchmarks, if the summary holds one."""
     return [
         *figures(served),
-        provenance.settings(known),
-        provenance.ancestry([one for one in (_promised(served), served) if one]),  # by their references
+        provenance.settings(_shown(served)),
+        provenance.ancestry(
+            [one for one in (_promised(served), served) if one]
+        ),  # labelled by their references
     ]
 
 
 def figures(served: Evaluation) -> list[Section]:
-    """The sections that follow from the summary alone."""
+    """The sections that need only the summary."""
     shown = _shown(served)
     curves = [side_by_side.positions(shown)] if served.positions else []
     return [_benchmarks(served, shown), _counted(shown[-1]), *curves]
@@ -71,7 +72,7 @@ def _shown(served: Evaluation) -> list[Evaluation]:
 
 
 def _promised(served: Evaluation) -> Evaluation | None:
-    """The draft's own evaluation, as the served one's summary holds it."""
+    """The draft's own evaluation, from the summary of the served one."""
     known = _summary(served).served.promised
     if known is None:
         return None
@@ -81,18 +82,18 @@ def _promised(served: Evaluation) -> Evaluation | None:
 
 
 def _summary(served: Evaluation) -> ServedSummary:
-    assert isinstance(served.summary, ServedSummary), "an evaluation of a server"
+    assert isinstance(served.summary, ServedSummary), "evaluations of servers have no other summary"
     return served.summary
 
 
 def _benchmarks(served: Evaluation, shown: Sequence[Evaluation]) -> Section:
-    """The main table and drawings, and how to get what is missing."""
+    """The main table and drawings, and how to get figures that are missing."""
     facts = _summary(served).facts
     caption = f"{served.title}, served by {facts.device}"
     blocks: list[Block] = [*side_by_side.side_by_side(shown, caption).blocks, Note(WORDS, where=EVERYWHERE)]
     blocks += [Note(line, where=TEXT) for line in _how(served)]
     if len(shown) == 1:
-        text = "Nothing is promised. draft=NAME puts the draft's own evaluation of the same benchmarks beside it."
+        text = "draft=NAME puts the draft's own evaluation of the same benchmarks beside this one."
         blocks.append(Note(text, absent=True))
     if facts.plain_server is None:
         text = "No speedup: plain decoding was not measured. plain_server=URL also measures a server without the draft."
@@ -103,9 +104,7 @@ def _benchmarks(served: Evaluation, shown: Sequence[Evaluation]) -> Section:
 def _how(served: Evaluation) -> list[str]:
     """Servers and settings, and the settings that differ from the promised evaluation's."""
     facts, beside = _summary(served).facts, _summary(served).served.promised
-    plain_server = "not asked"
-    if facts.plain_server:
-        plain_server = f"{facts.plain_server} ({facts.plain_model})"
+    plain_server = f"{facts.plain_server} ({facts.plain_model})" if facts.plain_server else "not asked"
     servers = f"{facts.device} at {facts.server} ({facts.model}); plain: {plain_server}"
     lines = ["; ".join(filter(None, (servers, facts.note))), f"{sampling(facts)}; one prompt at a time"]
     if beside:
@@ -116,15 +115,15 @@ def _how(served: Evaluation) -> list[str]:
 
 
 def _counted(served: Evaluation) -> Section:
-    """The engine's counters, and how many answers equal the plain and the promised ones."""
+    """The engine's counters, and the number of answers equal to the plain and to the promised ones."""
     rows = [_row(served, name) for name in served.summary.order]
     columns = ("benchmark", *(title for title, _ in COUNTED), "equal to plain", "equal to promised")
     blocks: list[Block] = [Table("Counters of the engine by benchmark", columns, rows)]
     known = _summary(served).served
     if not known.steps_told:
         text = (
-            "The server does not tell its verification steps (llama-server --metrics does). Rounds are computed as "
-            "tokens - 1 - accepted: too few, by up to a block, where the last step of an answer was cut."
+            "The server does not report its verification steps (llama-server --metrics does). Rounds are therefore "
+            "tokens - 1 - accepted, which is too low by up to a block if the last step of an answer was cut."
         )
         blocks.append(Note(text, warns=True, where=EVERYWHERE))
     if not served.positions:
@@ -133,14 +132,12 @@ def _counted(served: Evaluation) -> Section:
     if compared := total(served.summary, "compared_with_promised"):
         share = number(Figure(total(served.summary, "same_as_promised") / compared, None), "{:.1%}")
         lines.append(
-            f"answers equal to those of the promised evaluation: {share} of {compared} (another "
-            "arithmetic may choose another token at a near-tie; if few are equal, the server has another model)"
+            f"answers equal to those of the promised evaluation: {share} of {compared} (different "
+            "rounding may change a token at a near-tie; if few are equal, the server has another model)"
         )
     blocks += [Note(line, where=TEXT) for line in lines]
     if known.past_end:
-        text = (
-            f"{known.past_end} answers continue after an end token of the target: the server stops at others."
-        )
+        text = f"{known.past_end} answers continue after an end token of the target; the server stops at other tokens."
         blocks.append(Note(text, warns=True, where=EVERYWHERE))
     return Section("counted", "Counted by the engine", blocks)
 

@@ -9,7 +9,6 @@ from typing import Any
 from data_specs.results.study import (
     Check,
     Fronts,
-    Prediction,
     RealPoint,
     SimulatedPoint,
     StudyResult,
@@ -34,6 +33,7 @@ from pipeline.report.model import (
     Series,
     Table,
     cells,
+    listed,
     plain,
     powers,
     titles,
@@ -80,7 +80,7 @@ UNITS = {
     "offered": "tokens/s",
     "budget": "tokens verified a request",
 }
-# For each drawing title, across and up; for each group the name of its PNG. The first two: paper, Fig. 7 and 8.
+# Each group: name of its PNG, then title, value across and value up of each drawing. FRONT, LOAD: paper, Fig. 7 and 8.
 FRONT = ("front", (("Throughput against speed", "speed", "offered"),))
 LOAD = (
     "load",
@@ -99,30 +99,29 @@ ARRIVALS = (
 )
 WORDS = (
     "Tokens/s: of the whole system, from the first arrival to the last finish. Tokens/s/user: what a request sees "
-    "after its first token, of all users together; p50 is the median, and 95 % of them exceed p95. Budget: tokens "
-    "verified a request and step, the anchor included. Against speed, tokens/s are those while slots are refilled, and "
-    "lines are the fronts: what no other point of the policy beats in both."
+    "after its first token, of all users together; p50 is the median, and 95 % of the users exceed p95. Budget: tokens "
+    "verified per request and step, including the anchor. Drawn against speed, tokens/s are without ramp-up and drain, "
+    "and lines are the fronts: the points that no other point of the policy beats in both."
 )
 SIMULATION = (
-    "Simulated: the recorded answers were replayed with step costs that were timed beside the runs, at the pace that "
-    "the machine had during each run. The speed of a shared machine drifts, so a pass that is always the same is timed "
-    "between the steps, off the run's clock. Nothing of the run itself is used."
+    "Simulated: the recorded answers were replayed with step costs that were timed before and after the runs, at the "
+    "machine's pace during each run. To follow the drifting speed of a shared machine, a fixed pass is timed between "
+    "the steps, off the run's clock. Nothing else of the run is used."
 )
 Charts = tuple[str, Sequence[tuple[str, str, str]]]
 Runs = Sequence[tuple[int, RealPoint | SimulatedPoint]]  # each with its place in the JSON
 
 
 def serving(study: StudyResult | None) -> Section:
-    """Measured and simulated runs, how well the simulation predicts, and what was checked."""
+    """Measured and simulated runs, the accuracy of the simulation, and the checks of the schedulers."""
     if not study:
         text = (
             "No serving study of this draft. experiment=serving_study makes one; stage=report then shows it."
         )
         return Section("serving", TITLE, [Note(text, absent=True)])
-    lines = [Note(text, where=TEXT) for text in setting(study)] + [
-        Note(text, where=EVERYWHERE) for text in verdicts(study)
-    ]
-    blocks: list[Block] = [Note(WORDS, where=EVERYWHERE), *lines]
+    blocks: list[Block] = [Note(WORDS, where=EVERYWHERE)]
+    blocks += [Note(text, where=TEXT) for text in setting(study)]
+    blocks += [Note(text, where=EVERYWHERE) for text in verdicts(study)]
     blocks += _system(study, MEASURED, "study/real", list(enumerate(study.real)))
     simulated = list(enumerate(study.simulated))
     for sps in dict.fromkeys(run.sps for _, run in simulated if run.sps != MACHINE):
@@ -138,7 +137,7 @@ def title(study: StudyResult) -> str:
 
 
 def _system(study: StudyResult, name: str, path: str, runs: Runs) -> list[Block]:
-    """Drawings and table of one machine or SPS table: requests all at once, then arriving by themselves."""
+    """Drawings and table of one machine or SPS table: first with all requests at once, then with Poisson arrivals."""
     heading = "Measured" if name == MEASURED else f"Simulated with the costs of {name}"
     fronts = study.fronts.get(name, Fronts({}, {}))
     closed = [(n, run) for n, run in runs if _arrival(run) is None]
@@ -156,7 +155,7 @@ def _system(study: StudyResult, name: str, path: str, runs: Runs) -> list[Block]
 
 
 def _drawings(runs: Runs, study: StudyResult, system: str, charts: Charts, fronts: Fronts) -> Drawings:
-    """A colour a policy, the same in all drawings of the page."""
+    """The drawings of ``runs``; each policy has the same colour in all drawings of the page."""
     used = {run.policy for _, run in runs}
     policies = study.facts.policies
     order = [*policies, *sorted(used - set(policies))]
@@ -168,7 +167,7 @@ def _drawings(runs: Runs, study: StudyResult, system: str, charts: Charts, front
 
 
 def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts: Fronts) -> Drawing:
-    """Runs joined along x; against speed they are loose points, the fronts are the lines, and SLAs are guides."""
+    """Runs joined along x. Against speed, runs are loose points, lines are the fronts, and SLAs are guides."""
     lines = [_line(policy, style, runs, x, y) for style, policy in enumerate(order)]
     guides: list[float] = []
     if x == "speed" and fronts.points:
@@ -179,22 +178,14 @@ def _chart(title: str, runs: Runs, order: Sequence[str], x: str, y: str, fronts:
             if policy in fronts.points
         ] + loose
         guides = [float(anchor) for anchor in next(iter(fronts.sla.values()), {})]
-    places = [point for one in lines for point in one.points]
-    return Lines(
-        title, [one for one in lines if one.points], _across(x, places), Axis(UNITS[y]), guides=guides
-    )
-
-
-def _across(x: str, points: Sequence[PlottedPoint]) -> Axis:
-    values = [point.x for point in points]
-    return powers(UNITS[x], values) if x == "concurrency" and values else Axis(UNITS[x])
+    values = [point.x for one in lines for point in one.points]
+    across = powers(UNITS[x], values) if x == "concurrency" and values else Axis(UNITS[x])
+    return Lines(title, [one for one in lines if one.points], across, Axis(UNITS[y]), guides=guides)
 
 
 def _line(policy: str, style: int, runs: Runs, x: str, y: str) -> Series:
-    points = []
-    for run in sorted(
-        (r for _, r in runs if r.policy == policy), key=lambda r: (r.concurrency, _arrival(r) or 0)
-    ):
+    points, own = [], [run for _, run in runs if run.policy == policy]
+    for run in sorted(own, key=lambda run: (run.concurrency, _arrival(run) or 0)):
         across, up = _value(run, x), _value(run, y)
         if across is not None and up is not None:
             text = f"{policy}, {run.concurrency} at a time: {across:.4g} {UNITS[x]}, {up:.4g} {UNITS[y]}"
@@ -207,7 +198,7 @@ def _arrival(run: RealPoint | SimulatedPoint) -> float | None:
 
 
 def _value(run: RealPoint | SimulatedPoint, name: str) -> float | None:
-    """The value of ``run`` on an axis of UNITS; ``offered`` and ``speed`` are what fronts are made of."""
+    """The value of ``run`` on an axis of UNITS; fronts are made of ``speed`` and ``offered``."""
     found = run.metrics
     if name == "offered":
         return found.steady or found.throughput
@@ -232,23 +223,28 @@ def _table(caption: str, path: str, runs: Runs, where: Sequence[str]) -> Table:
 
 
 def setting(study: StudyResult) -> list[str]:
-    """What was served, and what is known of the tables of costs; the page has it as a table."""
+    """What was served, and the notes of the SPS tables, one text each; the page has a table instead."""
     facts = study.facts
-    sampler = ", ".join(f"{name} {value}" for name, value in facts.sampler.items() if value is not None)
     repeats = max((run.repeats for run in study.real), default=0)
     confidences = "calibrated" if facts.calibrated else "not calibrated"
     lines = [
-        f"{title(study)}, {facts.device}, {facts.dtype}; sampler: {sampler}; prompts of "
+        f"{title(study)}, {facts.device}, {facts.dtype}; sampler: {listed(facts.sampler)}; prompts of "
         f"{', '.join(facts.benchmarks)}; at most {facts.max_new_tokens} new tokens; all requests at once; "
-        f"{repeats} runs a point; confidences {confidences}; threshold {facts.threshold}."
+        f"{repeats} runs per point; confidences {confidences}; threshold {facts.threshold}."
     ]
     lines += [SIMULATION] if study.prediction else []
     return lines + [f"{name}: {note}" for name, note in facts.notes.items()]
 
 
 def verdicts(study: StudyResult) -> list[str]:
-    """What the study shows, a sentence a check."""
-    lines = [_accuracy(study.prediction)] if study.prediction else []
+    """The results of the study, one sentence per check."""
+    lines = []
+    if study.prediction:
+        worst = max(study.prediction, key=lambda point: abs(point.error))
+        lines.append(
+            f"The simulation is off by {abs(worst.error):.1%} at most ({worst.policy} at {worst.concurrency}) "
+            f"over {len(study.prediction)} measured points."
+        )
     for system, found in study.checks.items():
         lines += [_verdict(system, policy, check) for policy, check in found.items()]
         ahead = next((check.plain_ahead_from for check in found.values()), None)
@@ -259,21 +255,13 @@ def verdicts(study: StudyResult) -> list[str]:
     return lines
 
 
-def _accuracy(prediction: Sequence[Prediction]) -> str:
-    worst = max(prediction, key=lambda point: abs(point.error))
-    return (
-        f"The simulation is off by {abs(worst.error):.1%} at most ({worst.policy} at {worst.concurrency}) "
-        f"over {len(prediction)} measured points."
-    )
-
-
 def _verdict(system: str, policy: str, check: Check) -> str:
     where = "nowhere" if check.shortfall <= 0 else f"at most {check.shortfall:.1%}"
     (least, first), (most, last) = check.budgets[0], check.budgets[-1]
     return (
         f"{system}: {policy} lies {where} below the front of the best fixed lengths (limit {check.limit:.0%}: "
         f"{'holds' if check.holds else 'does NOT hold'}), {max(0.0, check.same_load):.1%} in throughput at equal "
-        f"concurrency. Its budget goes from {first:.2f} at {least} to {last:.2f} at {most} requests "
+        f"concurrency. Its budget changes from {first:.2f} at {least} to {last:.2f} at {most} requests "
         f"({'falls' if check.budget_falls else 'does NOT fall'})."
     )
 
@@ -282,7 +270,7 @@ def _verdict(system: str, policy: str, check: Check) -> str:
 
 
 def _service_levels(study: StudyResult) -> Table:
-    """Throughput where every user is to see a speed."""
+    """The throughput of each policy at the speeds that every user should see."""
     found = {name: front.sla for name, front in study.fronts.items()}
     anchors = list(dict.fromkeys(a for each in found.values() for reached in each.values() for a in reached))
     rows = [
@@ -299,7 +287,7 @@ def _service_levels(study: StudyResult) -> Table:
 
 
 def _prediction(study: StudyResult) -> Table:
-    """Throughput as measured and as simulated at the same points."""
+    """Measured and simulated throughput at the same points."""
     rows = []
     for n, one in enumerate(study.prediction):
         path = f"study/prediction/{n}"
@@ -310,7 +298,7 @@ def _prediction(study: StudyResult) -> Table:
 
 
 def _checks(study: StudyResult) -> Table:
-    """Whether a scheduler's front is anywhere below the best fixed one, and whether its budget falls with load."""
+    """How far each scheduler's front lies below the best fixed one, and whether its budget falls with load."""
     rows: list[list[Cell]] = []
     for sps, policies in study.checks.items():
         for policy, found in policies.items():
@@ -328,7 +316,7 @@ def _facts(study: StudyResult) -> Table:
 
 
 def _text(value: Any) -> str | None:
-    """A value of JSON as words."""
+    """A value of the JSON as text."""
     if isinstance(value, dict):
         return "; ".join(f"{name} {_text(one)}" for name, one in value.items() if one is not None)
     if isinstance(value, list):

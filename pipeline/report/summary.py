@@ -1,7 +1,8 @@
-"""The summary of an evaluation (summary.json): counts and metrics by benchmark, from the rounds that were recorded."""
+"""Makes the summary of an evaluation (summary.json) from its recorded rounds: counts and metrics by benchmark."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from statistics import mean
@@ -36,9 +37,9 @@ def summarise(
     profile: Profile | None = None,
     calibration_refused: str | None = None,
 ) -> Summary:
-    """The summary of ``rounds``, with the sections that were asked for.
+    """The summary of ``rounds`` with the given sections.
 
-    ``positions`` is the draft's block size, ``resamples`` the number of bootstrap draws over prompts.
+    ``positions`` is the draft's block size, and ``resamples`` the number of bootstrap draws over prompts.
     """
     found = by_benchmark(rounds, facts.prompts, lambda part, seed: figures(part, positions, resamples, seed))
     return Summary(
@@ -56,10 +57,10 @@ def summarise(
 def by_benchmark(
     table: pa.Table, prompts: dict[str, int], measure: Callable[[pa.Table, int], Figures]
 ) -> BenchmarkResults:
-    """Counts, metrics and ends of answers of every benchmark, and the average of the metrics.
+    """Counts, metrics and ends of answers by benchmark, and the average of the metrics.
 
-    ``prompts``: how many were selected; ``measure`` gives the figures of a benchmark's rows and a seed: benchmarks are
-    resampled independently.
+    ``prompts`` are the numbers of selected prompts. ``measure`` computes the figures of a benchmark's rows with its own
+    seed, so that benchmarks are resampled independently.
     """
     benchmarks: dict[str, BenchmarkResult] = {}
     parts = []
@@ -71,17 +72,11 @@ def by_benchmark(
         found = measure(part, seed)
         parts.append(found)
         counts = {"prompts": found.prompts, "too_long": selected - found.prompts} | found.counts
-        benchmarks[name] = BenchmarkResult(counts, summary(found.metrics), _finishes(part))
+        drafted = part.filter(pc.equal(part["mode"], DRAFT))
+        finishes = Counter(drafted["finish"].drop_null().to_pylist())
+        benchmarks[name] = BenchmarkResult(counts, summary(found.metrics), dict(finishes))
     macro = summary(average(parts)) if parts else None
     return BenchmarkResults(order=list(benchmarks), benchmarks=benchmarks, macro=macro)
-
-
-def _finishes(table: pa.Table) -> dict[str, int]:
-    """How many answers made with the draft ended by EOS, and how many at the length limit."""
-    drafted = table.filter(pc.equal(table["mode"], DRAFT))
-    return {
-        item["values"]: item["counts"] for item in drafted["finish"].drop_null().value_counts().to_pylist()
-    }
 
 
 def _contexts(rounds: pa.Table, positions: int, resamples: int) -> list[ContextBucket]:
@@ -94,7 +89,7 @@ def _contexts(rounds: pa.Table, positions: int, resamples: int) -> list[ContextB
 
 
 def flat_metrics(result: AnySummary) -> dict[str, float]:
-    """``<benchmark>/<metric>`` -> value of every scalar metric that has one, for a tracker."""
+    """``<benchmark>/<metric>`` -> value, for a tracker; metrics that are lists or have no value are left out."""
     named = {name: result.benchmarks[name].metrics for name in result.order} | {"macro": result.macro}
     values = {}
     for name, metrics in named.items():
@@ -109,6 +104,6 @@ def flat_metrics(result: AnySummary) -> dict[str, float]:
 
 
 def mean_error(calibration: CalibrationEffect, when: str) -> float:
-    """The mean calibration error ``before`` or ``after``, over the positions that a round reached (0 for none)."""
+    """The mean calibration error ``before`` or ``after`` scaling over the positions with rounds (0 without any)."""
     positions = calibration.before if when == "before" else calibration.after
     return mean([quality.ece for quality in positions if quality.rounds] or [0.0])

@@ -75,7 +75,7 @@ def test_facts_are_text_in_an_order_of_their_own():
         "Prompts at a time", "Prompts trained on", "Prompts", "Made", "Packages", "Revision of draftline",
     ]  # fmt: skip
     assert (told["Sampler"], told["Prompts at a time"]) == ("temperature 0.0", "16")
-    assert told["Thinking mode"] == "as the chat template has it" and told["Prompts"] == "zeta 4, alpha 4"
+    assert told["Thinking mode"] == "the chat template's default" and told["Prompts"] == "zeta 4, alpha 4"
     assert (told["Made"], told["Packages"]) == ("2026-11-30 03:19 UTC", "torch 2.13.0")
     assert told["Revision of draftline"] == "f00dcafe1234"
     other = facts(replace(tiny_summary.evaluation(tiny_summary.summary(thinking=False)), revision=None))

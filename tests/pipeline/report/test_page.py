@@ -54,7 +54,7 @@ def test_what_a_person_reads():
     assert "acceptance by position" not in text  # curves show it
     for words in (
         "tiny_dspark on tiny", "2.50 [2.40, 2.53]", "50.0 % [40.0, 53.3]", "32,768 and more",
-        "as the chat template has it",
+        "the chat template's default",
         "Temperature 0 in float32: every answer is expected to equal the target's own. They all do.",
         "a <CPU>, 2 cores, 2 threads, float32", "24.6 [24.0, 26.2]",
         "1,234 rounds of 8 held-out prompts of chat", "tiny_dspark:v2", "not in this store", "2026-11-30 03:19 UTC",
