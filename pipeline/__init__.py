@@ -1,1 +1,1 @@
-"""The library that the stages share; it knows no stage."""
+"""The library that the stages share. It imports no stage."""

@@ -23,17 +23,17 @@ from pipeline.preflight import Ahead, Check, names_cache, problems, refuse, show
 from pipeline.store import listing
 from pipeline.store.artifacts import Artifact, Store
 from stages import preflight
-from stages.compare.variants import Comparison, composed_variants
+from stages.compare.variants import composed_variants
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 
-# What the libraries do on two cores and more, measured: spinning OpenMP threads make two processes 30 times slower.
+# Spinning OpenMP threads make two processes 30 times slower (measured).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def run_cache(config: Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Prompts -> answers -> target cache; nothing where the steps after it are given a cache by name."""
+    """Prompts -> answers -> target cache; nothing is made if the later steps have a named cache."""
     if names_cache(config):
         made["cache"] = Ahead(config).cache()
         console.say(f"cache={config.cache}: {made['cache'].path}")
@@ -54,7 +54,7 @@ def run_train(config: Config, store: Store, made: dict[str, Artifact]) -> None:
 
 
 def run_evaluate(config: Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Draft -> evaluation; with ``engine`` a running server's, whose draft need not be named."""
+    """Draft -> evaluation; with ``engine``, of a running server, whose draft need not be named."""
     if config.engine is not None:
         from stages.served import run as served
 
@@ -69,7 +69,7 @@ def run_evaluate(config: Config, store: Store, made: dict[str, Artifact]) -> Non
 
 
 def run_study(config: Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Draft -> study of serving under load; as the end of a chain only where ``study.in_chain`` asks for it."""
+    """Draft -> study of serving under load; in a chain only if ``study.in_chain`` is set."""
     if len(config.stage.steps) > 1 and not config.study.in_chain:
         return
     from stages.study import run as study
@@ -79,10 +79,10 @@ def run_study(config: Config, store: Store, made: dict[str, Artifact]) -> None:
 
 
 def run_compare(config: Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Target cache -> a draft and an evaluation of every variant -> comparison."""
+    """Target cache -> a draft and an evaluation for every variant -> comparison."""
     from stages.compare import run as compare
 
-    layout, cache = _layout(), _cache(config, made)
+    layout, cache = composed_variants(_task()), _cache(config, made)
 
     def make(variant: Config, parts: dict[str, Artifact]) -> None:
         run_train(variant, store, parts)
@@ -100,14 +100,14 @@ def run_compare(config: Config, store: Store, made: dict[str, Artifact]) -> None
 
 
 def run_report(config: Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Evaluations that are named -> one page with all of them."""
+    """Named evaluations -> one page with all of them."""
     from stages.report import run as report
 
     _keep(made, "report", report.run_report(config, store))
 
 
 def run_export(config: Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Draft -> what engines load."""
+    """Draft -> folders that engines load."""
     from stages.export import run as export
 
     for artifact in export.run_export(config, store, _draft(config, made)):
@@ -115,7 +115,7 @@ def run_export(config: Config, store: Store, made: dict[str, Artifact]) -> None:
 
 
 def run_import(config: Config, store: Store, made: dict[str, Artifact]) -> None:
-    """A draft that others trained -> draft."""
+    """Draft trained elsewhere -> draft."""
     from stages.export import adopt
 
     if config.draft is None or not Path(config.draft).is_dir():
@@ -124,7 +124,7 @@ def run_import(config: Config, store: Store, made: dict[str, Artifact]) -> None:
 
 
 def run_list(config: Config, store: Store, made: dict[str, Artifact]) -> None:
-    """Show what is there."""
+    """Show all artifacts."""
     listing.show(store)
 
 
@@ -140,13 +140,13 @@ STEPS: dict[str, Callable[[Config, Store, dict[str, Artifact]], None]] = {
     "list": run_list,
 }
 
-QUICK = {"list", "report", "export", "import"}  # steps that one process does, whatever GPUs there are
+QUICK = {"list", "report", "export", "import"}  # steps that need only one process
 
 
 def run(config: Config, found: Mapping[str, list[Check]] | None = None) -> None:
-    """Run the steps of ``config.stage`` in order; what one makes, the next reads.
+    """Run the steps of ``config.stage`` in order; each step reads what earlier steps made.
 
-    ``found`` are the checks of the steps: a plan shows them and ends before a step that has a problem.
+    ``found`` are the checks of the steps. A plan shows them and ends before a step that has a problem.
     """
     store = Store(config.artifacts)
     made: dict[str, Artifact] = {}
@@ -169,12 +169,12 @@ def run(config: Config, found: Mapping[str, list[Check]] | None = None) -> None:
 
 
 def _cache(config: Config, made: dict[str, Artifact]) -> Artifact:
-    """The target cache that was just made, or the one that is named."""
+    """The target cache that was just made, or the named one."""
     return made.get("cache") or Ahead(config).cache()
 
 
 def _draft(config: Config, made: dict[str, Artifact]) -> Artifact | Path:
-    """The draft that was just made, or the one that is named."""
+    """The draft that was just made, or the named one."""
     return made.get("draft") or Ahead(config).draft()
 
 
@@ -189,13 +189,8 @@ def _own(config: Config, store: Store, draft: Artifact | Path) -> Config:
     return own
 
 
-def _layout() -> Comparison:
-    """The variants of a comparison, composed as this run is, each with overrides of its own."""
-    return composed_variants(_task())
-
-
 def _task() -> tuple[str, ...]:
-    """What was typed for this job."""
+    """The overrides that were typed for this job."""
     return tuple(HydraConfig.get().overrides.task)
 
 
@@ -210,14 +205,14 @@ def _compose_and_run(cfg: DictConfig) -> None:
         config = resolve(cfg)
         ranks.adopt_environment()
         ranks.end_with_launcher()
-        # The processes that this one starts need not ask again.
+        # Processes that ``ranks.start`` started need no checks: the process that started them made these.
         found = {} if ranks.STARTED in os.environ else preflight.of_steps(Ahead(config), _task())
         if not config.plan:
             refuse([check for checks in found.values() for check in checks])
         alone = set(config.stage.steps) <= QUICK or config.engine is not None or config.plan
         if not alone and ranks.needs_start(config.ranks):
-            # The processes get the very overrides of this one, which ends as they ended.
-            if code := ranks.start(ranks.wanted(config.ranks), list(HydraConfig.get().overrides.task)):
+            # The processes get the overrides of this one, which ends with their exit code.
+            if code := ranks.start(ranks.wanted(config.ranks), _task()):
                 sys.exit(code)
         else:
             run(config, found)
@@ -226,10 +221,10 @@ def _compose_and_run(cfg: DictConfig) -> None:
 
 
 def listed(arguments: list[str]) -> list[str]:
-    """``arguments`` with ``evaluations=a,b`` and ``export=a,b`` as lists: bare commas would be a sweep to Hydra.
+    """``arguments`` with ``evaluations=a,b`` and ``export=a,b`` as lists, because Hydra reads bare commas as a sweep.
 
-    After ``-m`` they are one. A list of ``export`` is that of its formats: Hydra would merge the group's files, where
-    the last list replaces the others.
+    After ``-m`` they are a sweep. A list for ``export`` becomes ``export.formats``, because Hydra would merge the files
+    of the group so that the last list of formats replaces the others.
     """
     if not {"-m", "--multirun"} & set(arguments):
         commas = re.compile(r"^(evaluations=|export=(?=.*,))([^\[].*)$")
@@ -238,7 +233,7 @@ def listed(arguments: list[str]) -> list[str]:
 
 
 def _check_before_printing(arguments: list[str]) -> None:
-    """Refuse unknown keys where ``--cfg`` prints the config, which Hydra does without calling anything here."""
+    """With ``--cfg``, refuse unknown keys: Hydra prints the config without calling our main function."""
     if {"--cfg", "-c"} & set(arguments):
         overrides = [text for text in arguments if re.match(r"[~+\w][^=]*=", text)]
         with hydra.initialize_config_dir(CONF, version_base=None):
@@ -247,9 +242,9 @@ def _check_before_printing(arguments: list[str]) -> None:
 
 def main() -> None:
     """Entry point."""
-    # "generated new fontManager" tells a user nothing.
+    # "generated new fontManager" is no help to a user.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    # With it Hydra raises its errors instead of printing them, and they are shown as all others.
+    # Hydra then raises its errors instead of printing them, so that they are shown like all others.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     sys.argv = listed(ranks.drop_launcher_arguments(sys.argv))
     register()

@@ -2,18 +2,18 @@
 
 Sums run over the rounds >= 1 of the answers made with the draft (round 0, the prefill, drafts nothing):
 
-    accepted length   tau = sum(emitted) / rounds            the bonus counts: 1 if nothing holds
+    accepted length   tau = sum(emitted) / rounds            includes the bonus: 1 if no draft is accepted
     acceptance rate   sum(accepted) / sum(proposed)
     verify rate       sum(emitted) / sum(drafted + 1)        share of verified positions that became output
     survival at k     P(accepted >= k)                       over all rounds
     conditional at k  P(accepted >= k | accepted >= k - 1 and proposed >= k)
     draft share       sum(draft seconds) / sum(draft and verify seconds); verify share: the rest
-    tokens/s          answer tokens / seconds, prefill included in both
+    tokens/s          answer tokens / seconds, both including the prefill
     speedup           tokens/s with the draft / tokens/s of plain decoding of the same prompts
-    same answers      share of answers equal to the plain ones (expected 1 at temperature 0 in fp32)
+    same answers      share of answers equal to the plain ones (1 is expected at temperature 0 in fp32)
 
-Intervals are 95 % percentile intervals of the ratio of sums when prompts are drawn with replacement: answers,
-not rounds, are independent, and one prompt can mislead by half (pitfall 42).
+Intervals are 95 % percentile intervals of the ratio of sums when prompts are drawn with replacement. Prompts are drawn
+because answers are independent but rounds are not, and one prompt can distort a figure by half (pitfall 42).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LEVEL = (2.5, 97.5)  # percentiles
 CONTEXT_EDGES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 Array = np.ndarray
-Sums = dict[str, Array]  # [P] a prompt, or [P, K] by position
+Sums = dict[str, Array]  # [P], or [P, K] by position, for P prompts
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Metrics of one set of rounds. Row 0 of each array is the value, the other rows are the resamples.
+    """Metrics of one set of rounds. Row 0 of each array is the value; the other rows are the resamples.
 
     ``metrics`` maps a name to [1+R] or, by position, [1+R, K]; ``counts`` are plain totals.
     """
@@ -51,13 +51,13 @@ class Figures:
 def figures(rounds: pa.Table, positions: int, resamples: int, seed: int = 0) -> Figures:
     """All metrics of ``rounds`` (schema: data_specs/evaluation.py); ``positions`` K is the longest chain.
 
-    With fewer than two prompts there is nothing to resample, and no interval.
+    With fewer than two prompts there are no resamples and no intervals.
     """
     return from_sums(prompt_sums(rounds, positions), resamples, seed)
 
 
 def from_sums(sums: Sums, resamples: int, seed: int = 0) -> Figures:
-    """All metrics of the sums of each prompt (the names that ``prompt_sums`` gives); NaN where a sum is not known."""
+    """All metrics from the sums of each prompt, named as in ``prompt_sums``; NaN where a sum is not known."""
     prompts = len(sums["rounds"])
     weights = _weights(prompts, resamples if prompts > 1 else 0, seed)  # [1+R, P]
     totals = {name: weights @ values for name, values in sums.items()}
@@ -69,7 +69,7 @@ def from_sums(sums: Sums, resamples: int, seed: int = 0) -> Figures:
 def average(parts: list[Figures]) -> dict[str, Array]:
     """Macro average: the mean over benchmarks of every metric, resample by resample.
 
-    Absent values are left out; a benchmark without resamples (one prompt) counts with its value.
+    Absent values are left out. A benchmark of one prompt has no resamples, so it always counts with its value.
     """
     rows = max(len(part.metrics["speedup"]) for part in parts)
 
@@ -80,7 +80,7 @@ def average(parts: list[Figures]) -> dict[str, Array]:
 
 
 def by_context(rounds: pa.Table, positions: int, resamples: int) -> list[tuple[int, int | None, Figures]]:
-    """(first position, position after the last or None, figures) of rounds by context length (pitfall 44)."""
+    """(first position, position after the last or None, figures) of the rounds by context length (pitfall 44)."""
     context = rounds["context"].to_numpy()
     bucket = np.digitize(context, CONTEXT_EDGES)
     edges = (0, *CONTEXT_EDGES, None)
@@ -95,16 +95,14 @@ def by_context(rounds: pa.Table, positions: int, resamples: int) -> list[tuple[i
 def summary(metrics: dict[str, Array]) -> Metrics:
     """Every metric as a figure, or by position as a list of figures."""
     told: dict[str, Any] = {
-        name: [estimate(values[:, k]) for k in range(values.shape[1])]
-        if values.ndim == 2
-        else estimate(values)
+        name: [estimate(column) for column in values.T] if values.ndim == 2 else estimate(values)
         for name, values in metrics.items()
     }
     return Metrics(**told)
 
 
 def estimate(values: Array) -> Figure:
-    """Value and 95 % interval of ``values`` [1+R]; None where it cannot be told (no interval without resamples)."""
+    """Value and 95 % interval of ``values`` [1+R]; either is None if it is not known."""
     resampled = values[1:][~np.isnan(values[1:])]
     low, high = (float(x) for x in np.percentile(resampled, LEVEL)) if len(resampled) else (0.0, 0.0)
     interval = (low, high) if len(resampled) else None
@@ -112,7 +110,7 @@ def estimate(values: Array) -> Figure:
 
 
 def prompt_sums(rounds: pa.Table, positions: int) -> Sums:
-    """Sums over the rounds of each prompt (of any benchmark): [P], or [P, K] by position k = 1 .. K."""
+    """Sums over the rounds of each prompt of all benchmarks: [P], or [P, K] by position k = 1 .. K."""
     names = pc.binary_join_element_wise(rounds["benchmark"], rounds["prompt"].cast(pa.string()), "/")
     unique, prompt = np.unique(names.to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
 
@@ -124,12 +122,9 @@ def prompt_sums(rounds: pa.Table, positions: int) -> Sums:
     column = {name: rounds[name].to_numpy() for name in NUMBERS}
     seconds = column["draft_seconds"] + column["verify_seconds"]
     sums = {name: total(column[name] * later) for name in NUMBERS}
-    sums |= {
-        "rounds": total(later),
-        "tokens": total(column["emitted"] * draft),
-        "seconds": total(seconds * draft),
-    }
-    sums |= {"plain_tokens": total(column["emitted"] * plain), "plain_seconds": total(seconds * plain)}
+    sums["rounds"] = total(later)
+    for name, mode in (("", draft), ("plain_", plain)):
+        sums |= {f"{name}tokens": total(column["emitted"] * mode), f"{name}seconds": total(seconds * mode)}
     sums |= _by_position(total, column["accepted"], column["proposed"], later, positions)
     return sums | _same_answers(rounds, unique, prompt)
 
@@ -140,7 +135,7 @@ NUMBERS = ("drafted", "proposed", "accepted", "emitted", "draft_seconds", "verif
 def _by_position(
     total: Callable[[Array], Array], accepted: Array, proposed: Array, later: Array, positions: int
 ) -> Sums:
-    """``survived``, ``reached`` [P, K]: rounds with accepted >= k; with accepted >= k-1 and proposed >= k."""
+    """``survived`` [P, K]: rounds with accepted >= k; ``reached`` [P, K]: accepted >= k-1 and proposed >= k."""
     steps = range(1, positions + 1)
     survived = [total(later & (accepted >= k)) for k in steps]
     reached = [total(later & (accepted >= k - 1) & (proposed >= k)) for k in steps]
@@ -148,7 +143,7 @@ def _by_position(
 
 
 def _same_answers(rounds: pa.Table, unique: Array, prompt: Array) -> Sums:
-    """``answers``, ``compared``, ``same`` [P]: made with the draft; of those, also plain; of those, equal."""
+    """Counts [P] of ``answers`` with the draft, ``compared`` (with a plain one) and ``same`` (as the plain one)."""
     answers: dict[tuple[int, int], dict[str, list[int]]] = {}
     order = np.lexsort([rounds["round"].to_numpy()])
     turns, modes, tokens = (rounds[name].to_pylist() for name in ("turn", "mode", "tokens"))
@@ -163,7 +158,7 @@ def _same_answers(rounds: pa.Table, unique: Array, prompt: Array) -> Sums:
 
 
 def _metrics(t: Sums) -> dict[str, Array]:
-    """Metrics of totals [1+R] or [1+R, K]; see the module's docstring for the formulas."""
+    """Metrics from totals [1+R] or [1+R, K], by the formulas of the module's docstring."""
     busy = t["draft_seconds"] + t["verify_seconds"]
     speed, plain = _ratio(t["tokens"], t["seconds"]), _ratio(t["plain_tokens"], t["plain_seconds"])
     return {
@@ -185,7 +180,7 @@ def _metrics(t: Sums) -> dict[str, Array]:
 
 
 def _weights(prompts: int, resamples: int, seed: int) -> Array:
-    """How often each prompt counts [1+R, P]: once in row 0, as drawn with replacement in the others."""
+    """How often each prompt counts [1+R, P]: once in row 0, and as drawn with replacement in the others."""
     drawn = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples)
     return np.vstack([np.ones((1, prompts)), drawn])
 
@@ -197,7 +192,7 @@ def _ratio(numerator: Array, denominator: Array) -> Array:
 
 
 def _mean(values: Array) -> Array:
-    """Mean over the first axis of what is not NaN; NaN where nothing is left."""
+    """Mean over the first axis of all values that are not NaN; NaN if there are none."""
     known = ~np.isnan(values)
     return _ratio(np.where(known, values, 0).sum(0), known.sum(0))
 

@@ -1,4 +1,4 @@
-"""What a person sees: progress with time left, tables, plans, and the last screen."""
+"""Output for the user: progress with the time left, tables, plans, and the last screen."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-QUIET_SECONDS = 10.0  # between two lines of progress where there is no terminal (a log file, CI)
-ENOUGH = 0.03  # share of the work that must be done before the time left is shown
+QUIET_SECONDS = 10.0  # between two lines of progress without a terminal (log file, CI)
+ENOUGH = 0.03  # share of the work after which the time left is shown
 LOG_COLUMNS = 140
 
 # Without a terminal rich assumes 80 columns, which would fold tables and cut paths.
@@ -35,7 +35,7 @@ console = Console(
 
 
 class Bar:
-    """Progress of one job: ``advance(n)`` and, with it, a note shown at the line's end."""
+    """Progress of one job; ``advance`` counts work and may show a note at the end of the line."""
 
     def __init__(self, title: str, total: float, progress: Progress | None) -> None:
         self.title, self.total, self.progress = title, max(total, 1e-9), progress
@@ -53,7 +53,7 @@ class Bar:
             console.print(f"{self.title}: {self.done:.0f}/{self.total:.0f}{self._left()}  {note}".rstrip())
 
     def _left(self) -> str:
-        """The estimated time left, once enough is done: the first answer of a batch alone would suggest hours."""
+        """The estimated time left once enough is done: earlier, the first answer of a batch would suggest hours."""
         if self.done < ENOUGH * self.total:
             return ""
         left = (self.printed - self.started) / self.done * (self.total - self.done)
@@ -62,7 +62,7 @@ class Bar:
 
 @contextmanager
 def progress(title: str, total: float, enabled: bool = True) -> Iterator[Bar]:
-    """A progress bar (a line every ten seconds where there is no terminal; nothing if not ``enabled``)."""
+    """A progress bar; without a terminal, a line every ten seconds; nothing if not ``enabled``."""
     if not enabled or not sys.stdout.isatty():
         bar = Bar(title, total, None)
         if not enabled:
@@ -79,9 +79,9 @@ def progress(title: str, total: float, enabled: bool = True) -> Iterator[Bar]:
 
 @contextmanager
 def brief() -> Iterator[None]:
-    """Within the block, tables, panels and indented lines are not printed: for one of many runs, summed up later.
+    """Inside the block, print no tables, panels or indented lines: for one of many runs, which are summed up later.
 
-    Other lines and the progress of the run are still shown.
+    Other lines and progress are still shown.
     """
     global _brief
     before, _brief = _brief, True
@@ -101,7 +101,7 @@ def say(text: str) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> None:
-    """Print a table, ``caption`` below its rows; the caller formats numbers. No text acts as rich markup."""
+    """Print a table with ``caption`` below its rows. The caller formats numbers; no text is read as rich markup."""
     if _brief:
         return
     shown = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
@@ -114,19 +114,17 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 
 
 def panel(title: str, lines: Sequence[str]) -> None:
-    """Print a framed block of lines: what was made, and the next command to type."""
+    """Print a framed block of lines."""
     if _brief:
         return
-    # A line that is too long is folded, not cut, so that a path is shown whole.
+    framed = Panel(escape("\n".join(lines)), title=title, title_align="left", expand=False)
     console.print(
-        Panel(escape("\n".join(lines)), title=title, title_align="left", expand=False),
-        soft_wrap=False,
-        overflow="fold",
-    )
+        framed, soft_wrap=False, overflow="fold"
+    )  # long lines are folded, so that paths are shown whole
 
 
 def fail(error: Exception) -> NoReturn:
-    """End the program with one clear line instead of a traceback (DRAFTLINE_TRACEBACK=1 shows where it came from)."""
+    """End the program with one clear line, or with a traceback if DRAFTLINE_TRACEBACK is set."""
     if os.environ.get("DRAFTLINE_TRACEBACK"):
         raise error
     logging.getLogger("draftline").debug("failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""Asking HTTP servers: bounded retries, failures told apart from refusals, the key kept out of every message."""
+"""Asks HTTP servers with bounded retries, distinguishes failures from refusals, and keeps the key out of messages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from data_specs.errors import UserError
 from pipeline.config import AskingConfig, ConfigError
 from pipeline.console import say
 
-RETRIED = {408, 429}  # and 5xx: the server may do better later
+RETRIED = {408, 429}  # and 5xx: another attempt may succeed
 TOO_MANY = 429
 LONGEST_PAUSE = 60.0  # seconds
-LONGEST_BODY = 64 * 2**20  # bytes; an answer of a million tokens with its ids has a tenth of it
+LONGEST_BODY = 64 * 2**20  # bytes; a million tokens with their ids take a tenth of it
 SHOWN = 500  # characters of a server's message in an error
 
 
 class ServerError(UserError):
-    """A server that cannot be used; the message names it and says what came back."""
+    """A server cannot be used; the message names it and shows its response."""
 
 
 class ExhaustedError(ServerError):
@@ -33,7 +33,7 @@ class ExhaustedError(ServerError):
 
 
 class FailureError(Exception):
-    """One attempt failed in a way that another may not; ``pause``: seconds that the server asks to wait for."""
+    """One attempt failed, but another may succeed. The server asks to wait for ``pause`` seconds."""
 
     def __init__(self, text: str, status: int | None = None, pause: float = 0.0) -> None:
         super().__init__(text)
@@ -41,7 +41,7 @@ class FailureError(Exception):
 
 
 class RefusalError(Exception):
-    """The server understood and said no (``status``); asking again would not help."""
+    """The server refused the request (``status``), so asking again would not help."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"status {status}: {text}")
@@ -49,27 +49,31 @@ class RefusalError(Exception):
 
 
 class Caller:
-    """Asks servers as ``config`` says; ``section`` names it in errors (``answers.openai``).
+    """Asks servers with the settings ``config``, which errors call ``section`` (such as ``answers.openai``).
 
-    Raises ``ConfigError`` where the key's environment variable is not set.
+    Raises ``ConfigError`` if the environment variable of the key is not set.
     """
 
     def __init__(self, config: AskingConfig, section: str) -> None:
         self.config = config
-        self.key = _key(config, section)
+        self.key = os.environ.get(config.api_key_env or "")
+        if config.api_key_env is not None and not self.key:
+            raise ConfigError(
+                f"{section}.api_key_env: the environment variable {config.api_key_env} is not set"
+            )
         self.said: set[str] = set()
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line a request otherwise
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise it logs every request
 
     def client(self, connections: int = 1) -> httpx.AsyncClient:
-        """A client with the key in its headers; to be closed by the caller."""
+        """A client with the key in its headers. The caller has to close it."""
         limits = httpx.Limits(max_connections=connections)
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return httpx.AsyncClient(timeout=self.config.timeout, limits=limits, headers=headers, verify=_tls())
 
     async def post(self, client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON object that ``url`` answers. Raises as ``body_of``, and where the answer is too slow or too long.
+        """The JSON object that ``url`` answers. Raises as ``body_of``, or if the answer takes too long or is too long.
 
-        ``timeout`` is for the whole of it: a server that sends a byte now and then would never end otherwise.
+        ``timeout`` limits the whole answer, because a server that sends a byte now and then would never end.
         """
         try:
             async with (
@@ -81,11 +85,10 @@ class Caller:
             raise FailureError(f"no whole answer within {self.config.timeout:g} s") from None
 
     async def retried(self, urls: Sequence[str], attempt: Callable[[str], Any]) -> Any:
-        """``attempt(url)``, at the next server when it fails, at most ``retries`` more; pauses double.
+        """``attempt(url)``; after a failure at the next of ``urls``, up to ``retries`` times with doubling pauses.
 
-        Pauses are shortened at random, so that requests that failed together do not come together again. Raises
-        ``ExhaustedError`` with the last failure, and ``ServerError`` at once for a refusal that ``attempt`` lets
-        through.
+        Pauses are shortened at random, so that requests that failed together are not repeated together. Raises
+        ``ExhaustedError`` with the last failure, and at once ``ServerError`` if ``attempt`` raises a refusal.
         """
         failure = ""
         for number in range(self.config.retries + 1):
@@ -110,12 +113,15 @@ class Caller:
             say(text.replace("[", r"\["))
 
     def clean(self, text: str) -> str:
-        """``text`` without the key, which a server may quote."""
+        """``text`` without the key, because a server may quote it."""
         return text.replace(self.key, "***") if self.key else text
 
 
 def check_url(url: str, name: str, remedy: str) -> None:
-    """Raise ``ConfigError`` naming the config key ``name``; ``remedy``: where a key for the server belongs."""
+    """Raise ``ConfigError`` naming the config key ``name`` if ``url`` is invalid or contains a password.
+
+    ``remedy`` says where a key for the server belongs.
+    """
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -127,7 +133,7 @@ def check_url(url: str, name: str, remedy: str) -> None:
 
 
 def text_of(response: httpx.Response) -> str:
-    """The text of a response; raises ``FailureError`` or ``RefusalError`` for a status that is no success."""
+    """The text of a response. Raises ``FailureError`` or ``RefusalError`` unless the status is a success."""
     status = response.status_code
     if status in RETRIED or status >= 500:
         raise FailureError(f"status {status}: {response.text[:SHOWN]}", status, _retry_after(response))
@@ -137,7 +143,7 @@ def text_of(response: httpx.Response) -> str:
 
 
 def body_of(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object of a response; raises ``FailureError`` or ``RefusalError`` for anything else."""
+    """The JSON object of a response. Raises ``FailureError`` or ``RefusalError`` for anything else."""
     text = text_of(response)
     try:
         body = response.json()
@@ -149,9 +155,9 @@ def body_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def pick_model(body: dict[str, Any], wanted: str | None, url: str) -> tuple[str, dict[str, Any]]:
-    """(name, all that is said of it) of the model ``wanted``, or of the first, in what ``/v1/models`` answered.
+    """(name, entry) of the model ``wanted``, or of the first, in ``body``, the answer of ``/v1/models``.
 
-    Raises ``FailureError`` for a body that is no such list, and ``ServerError`` where the model is not in it.
+    Raises ``FailureError`` if ``body`` is no list of models, and ``ServerError`` if the model is not in it.
     """
     try:
         models = {str(model["id"]): dict(model) for model in body["data"]}
@@ -169,7 +175,7 @@ def are_ids(value: Any) -> bool:
 
 
 async def _bounded(response: httpx.Response) -> httpx.Response:
-    """``response`` with its body read; ``FailureError`` where that is longer than any answer can be."""
+    """``response`` with its body. Raises ``FailureError`` if that is longer than any answer can be."""
     parts, size = [], 0
     async for part in response.aiter_bytes():
         size += len(part)
@@ -181,22 +187,14 @@ async def _bounded(response: httpx.Response) -> httpx.Response:
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Seconds that a busy server asks to wait for, at most ``LONGEST_PAUSE``; 0 where it names none."""
+    """Seconds for which a busy server asks us to wait, at most ``LONGEST_PAUSE``; 0 if it does not ask."""
     try:
         return min(LONGEST_PAUSE, max(0.0, float(response.headers.get("retry-after", "0"))))
-    except ValueError:  # It may be a date; the pauses of this side do as well.
+    except ValueError:  # a date; our own pauses will do
         return 0.0
 
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Once a process: it reads all the certificates that are trusted."""
+    """Made once per process, because it reads all trusted certificates."""
     return httpx.create_ssl_context()
-
-
-def _key(config: AskingConfig, section: str) -> str | None:
-    if config.api_key_env is None:
-        return None
-    if not os.environ.get(config.api_key_env):
-        raise ConfigError(f"{section}.api_key_env: the environment variable {config.api_key_env} is not set")
-    return os.environ[config.api_key_env]

@@ -1,8 +1,8 @@
 """This process's place among the processes of a run, and how those processes are started.
 
 The rest of the program reads the place from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which torchrun
-and the deepspeed launcher set. Slurm's variables are translated into these. Where no launcher has set any of them,
-``start`` runs the command again in N processes, with torchrun's library.
+and the deepspeed launcher set. Slurm's variables are translated into these. Without a launcher, ``start`` runs the
+command again in N processes, with torchrun's library.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def visible_gpus() -> int:
 
 
 def wanted(ranks: int | None) -> int:
-    """Processes to run in: ``ranks`` where it is given; else one for each visible GPU, and at least 1."""
+    """How many processes to run: ``ranks`` if given, else one per visible GPU, and at least 1."""
     return max(1, visible_gpus()) if ranks is None else ranks
 
 
 def adopt_environment() -> None:
     """Translate the launcher's variables into torchrun's names; without a launcher nothing changes.
 
-    A process that ``srun`` started as one of several tasks takes its place from Slurm's variables (only such a process
-    has SLURM_STEP_ID; the batch script has not). Raises ``UserError`` that names the missing variables when only some
-    of torchrun's are set.
+    A process that ``srun`` started as one of several tasks takes its place from Slurm's variables. Only such a process
+    has SLURM_STEP_ID; the batch script does not. Raises ``UserError`` naming the missing variables if only some of
+    torchrun's are set.
     """
     if "RANK" in os.environ:
         os.environ.setdefault("LOCAL_RANK", "0")
@@ -79,10 +79,10 @@ def adopt_environment() -> None:
 
 
 def slurm_environment(variables: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """torchrun's variables for a Slurm task with these ``variables``; the port follows from the job's number.
+    """torchrun's variables for a Slurm task with these ``variables``. The port follows from the job's number.
 
-    Rank 0 is on the first host of the step. SLURM_LAUNCH_NODE_IPADDR is not used: it is the host on which srun was
-    typed, which may be a login node.
+    Rank 0 is on the first host of the step. SLURM_LAUNCH_NODE_IPADDR is not used, because it is the host on which srun
+    was typed, which may be a login node.
     """
     nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST")
     return {
@@ -147,26 +147,20 @@ def start(ranks: int, argv: Sequence[str]) -> int:
 
 
 def end_with_launcher() -> None:
-    """Have SIGTERM sent to this process when the one dies that started it as a rank, also by kill -9 (Linux alone)."""
+    """Have this rank get SIGTERM when the process that started it dies, even by kill -9 (only on Linux)."""
     if STARTED in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(os.environ[STARTED]):  # it died before it could be watched
+        if os.getppid() != int(os.environ[STARTED]):  # it died before prctl
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
 def rendezvous() -> Iterator[None]:
-    """Set the variables that ``torch.distributed`` needs, where no launcher has: one process, on a free port."""
+    """Without a launcher, set the variables of ``torch.distributed``: one process, on a free port."""
     if "RANK" in os.environ:
         yield
         return
-    alone = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
-    }
+    alone = dict(zip(NAMES, ("0", "1", "0", "127.0.0.1", free_port()), strict=True))
     before = dict(_given(os.environ, *NAMES))
     os.environ.update(alone)
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from data_specs.evaluation import DRAFT, PLAIN
 from pipeline.decoding.batched import Engine
 from pipeline.decoding.dialogue import WARM_UP_TOKENS, Dialogue, RoundRow, Speaker, Turn
-from pipeline.decoding.scheduler import Policy, threshold
+from pipeline.decoding.scheduler import threshold
 from pipeline.decoding.steps import Request
 from pipeline.prompts.benchmarks import Prompt
 
@@ -21,10 +21,10 @@ Asked = list[tuple[Dialogue, Turn]]
 def answer_together(
     speaker: Speaker, prompts: Sequence[Prompt], advance: Callable[[Prompt], None]
 ) -> list[RoundRow]:
-    """Rows of all ``prompts``, ``speaker.batch`` at a time; ``advance`` is called as each of them is done.
+    """Rows of all ``prompts``, ``speaker.batch`` at a time; ``advance`` is called when a prompt is done.
 
-    The rows are those of ``Speaker.answer``, but that a step's seconds are shared among the prompts in it: added up
-    they are the time of the whole. Dialogues go turn by turn: all first turns, then all second ones.
+    The rows are those of ``Speaker.answer``, except that the prompts in a step share its seconds, which so add up to the
+    total time. All first turns are answered first, then all second turns, and so on.
     """
     talks = [Dialogue(speaker, prompt) for prompt in prompts]
     asked = _ask(talks, advance)
@@ -37,7 +37,7 @@ def answer_together(
 
 
 def _ask(talks: list[Dialogue], advance: Callable[[Prompt], None]) -> Asked:
-    """The next turn of those that have one; the others are done."""
+    """The dialogues that have another turn, with that turn; ``advance`` is called for the others."""
     turns = [(talk, talk.ask()) for talk in talks]
     for talk, turn in turns:
         if turn is None:
@@ -56,16 +56,11 @@ def _answer(speaker: Speaker, asked: Asked, mode: str) -> None:
     requests = [Request(n, tuple(turn.ids), turn.limit) for n, (_, turn) in enumerate(asked)]
     capacity = max(len(request.prompt) + request.max_new_tokens for request in requests)
     what = [(talk.prompt.benchmark, talk.prompt.index, talk.prompt.key, turn.number) for talk, turn in asked]
+    # The threshold applies to the draft's raw confidences, by position; None verifies every draft.
+    policy = partial(threshold, least=np.array(speaker.thresholds)) if speaker.threshold > 0 else None
     engine = Engine(
-        speaker.target, speaker.draft if mode == DRAFT else None, speaker.sampler, _policy(speaker), speaker.batch,
-        capacity, generator=speaker.generator(what, mode),
+        speaker.target, speaker.draft if mode == DRAFT else None, speaker.sampler, policy, speaker.batch, capacity,
+        generator=speaker.generator(what, mode),
     )  # fmt: skip
     for served in engine.serve(requests):
         asked[served.request.number][0].take(served, mode)
-
-
-def _policy(speaker: Speaker) -> Policy | None:
-    """The speaker's threshold on the draft's own confidences, by position; None where every draft is verified."""
-    if speaker.threshold <= 0:
-        return None
-    return partial(threshold, least=np.array(speaker.thresholds))

@@ -1,4 +1,4 @@
-"""What an evaluation is asked to do: the draft, the benchmarks and the sampler, checked before any model is loaded."""
+"""The job of an evaluation: draft, benchmarks and sampler, checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from pipeline.target.location import locate
 from pipeline.target.tensors import TargetTensors
 
 KIND = "evaluation"
-# Settings that change how the work is split and shown, but not what is measured.
+# Settings that do not affect what is measured, only how the work is split and shown.
 INCIDENTAL = ("chunk_prompts", "bootstrap")
 PROFILED = ("profile_tokens", "profile_contexts", "profile_repeats")
 SAMPLING = tuple(field.name for field in fields(Sampler))
-# Settings that the fingerprint holds in another form (contents, what acts, the calibration's own) or not at all.
+# Settings left out of this fingerprint because they are fingerprinted by content, by the calibration, or not at all.
 ELSEWHERE = ("files", "calibrate", "calibration_prompts", "profile", *PROFILED, *SAMPLING)
 
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """An evaluation that is asked for, before any prompt is read and any model is loaded."""
+    """A requested evaluation, before any prompt is read or model loaded."""
 
     draft: Path
     name: str
@@ -73,33 +73,32 @@ def make_job(config: Config, draft: Artifact | Path) -> EvaluationJob:
 
 
 def sampler_of(settings: EvaluateConfig) -> Sampler:
-    """How ``evaluate`` wants tokens drawn."""
+    """The sampler that ``evaluate`` describes."""
     return Sampler(**{name: getattr(settings, name) for name in SAMPLING})
 
 
 def check_fit(folder: Path, tensors: TargetTensors) -> None:
-    """Raise ``ConfigError`` that names the field in which the draft in ``folder`` does not fit the target."""
+    """Raise ``ConfigError`` naming the field in which the draft in ``folder`` does not fit the target."""
     config = read_config(folder)
     rows, hidden = tensors.embedding.shape
     for field, expected in (("hidden_size", hidden), ("vocab_size", rows)):
         got = getattr(config, field)
         if got != expected:
             raise ConfigError(
-                f"draft={folder}: {field}: expected {expected}, as the target {tensors.folder} has, got {got}"
+                f"draft={folder}: {field}: expected {expected}, as in the target {tensors.folder}, got {got}"
             )
     layers = tensors.config.num_hidden_layers
     if max(config.target_layer_ids, default=0) >= layers:
         taps = list(config.target_layer_ids)
         raise ConfigError(
-            f"draft={folder}: target_layer_ids: expected numbers below {layers}, because {tensors.folder} has so many "
-            f"layers, got {taps}"
+            f"draft={folder}: target_layer_ids: expected numbers below {layers}, as {tensors.folder} has, got {taps}"
         )
 
 
 def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
-    """(folder, name, fingerprint) of a draft. Of a folder that is no artifact, the contents give the fingerprint.
+    """(folder, name, fingerprint) of a draft. If it is no artifact, the fingerprint is that of its contents.
 
-    An export has the name of its artifact: its folder is .../NAME/v0.
+    An export, in a folder .../NAME/v0, has the name NAME of its artifact.
     """
     if isinstance(draft, Artifact):
         return draft.path, draft.manifest.name, draft.manifest.fingerprint
@@ -111,14 +110,14 @@ def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
 
 
 def check_template_of(config: Config, draft: Artifact | Path) -> None:
-    """Raise ``ConfigError`` where the draft was trained with another chat template, or on other terms (pitfall 4)."""
+    """Raise ``ConfigError`` if the draft was trained with another ``template_identity`` (pitfall 4)."""
     now = template_identity(locate(config.target), config.target)
     if isinstance(draft, Artifact):
         check_template(draft.manifest.config.get("target", {}), now, f"the draft {draft.reference}")
 
 
 def told(config: Config, benchmarks: list[Benchmark | OwnPrompts]) -> list[list[Any]]:
-    """What decides which prompts are asked: a description of every benchmark, and the contents of its files."""
+    """What determines the prompts: a description of every benchmark, and the contents of its files."""
     return [
         [asdict(one) if isinstance(one, Benchmark) else one.name for one in benchmarks],
         [_content_of(config, one) for one in benchmarks],
@@ -126,7 +125,7 @@ def told(config: Config, benchmarks: list[Benchmark | OwnPrompts]) -> list[list[
 
 
 def _content_of(config: Config, benchmark: Benchmark | OwnPrompts) -> Any:
-    """Checksum of the local file or folder that the prompts come from; None for the Hub."""
+    """Checksum of the local file or folder of the prompts; None for the Hub."""
     if isinstance(benchmark, OwnPrompts):
         return benchmark.contents
     given = config.evaluate.files.get(benchmark.name)
@@ -142,7 +141,7 @@ def selected_prompts(config: Config, benchmarks: Sequence[Benchmark | OwnPrompts
 
 
 def benchmark_checks(config: Config, keys: set[str]) -> list[Check]:
-    """A check for each benchmark, whose prompts are read; their keys are put into ``keys``."""
+    """A check for each benchmark, which reads its prompts and adds their keys to ``keys``."""
 
     def read(name: str) -> str:
         one = replace(config, evaluate=replace(config.evaluate, benchmarks=[name]))
@@ -161,7 +160,7 @@ def benchmark_checks(config: Config, keys: set[str]) -> list[Check]:
     ]
 
 
-# Keys of the prompts of a benchmark by its contents: the jobs of a sweep and the variants of a comparison ask again.
+# Keys of the prompts by the benchmark's contents, kept because all jobs of a sweep or comparison ask for them.
 _read: dict[str, list[str]] = {}
 
 
@@ -175,13 +174,11 @@ def chunks(prompts: dict[str, list[Prompt]], size: int) -> dict[str, list[Prompt
 
 
 def counts_of(result: AnySummary) -> dict[str, Any]:
-    """The counts of the manifest: totals over all benchmarks, and the macro averages."""
+    """The counts for the manifest: totals over all benchmarks, and macro averages."""
     benchmarks = result.benchmarks.values()
     names = ("prompts", "answers", "rounds", "tokens", "too_long")
     counts: dict[str, Any] = {name: sum(b.counts.get(name, 0) for b in benchmarks) for name in names}
-    if result.macro is None:
-        return counts
-    return counts | {
-        "accepted_length": result.macro.accepted_length.value,
-        "speedup": result.macro.speedup.value,
-    }
+    if result.macro is not None:
+        counts["accepted_length"] = result.macro.accepted_length.value
+        counts["speedup"] = result.macro.speedup.value
+    return counts

@@ -1,4 +1,4 @@
-"""What a draft was made from, as far as the store holds it: target, data, and the prompts that it was trained on."""
+"""What a draft was made from, as far as the store has it: target, data, and the prompts that it was trained on."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pipeline.prompts.benchmarks import Prompt
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.lineage import behind
 
-MACHINE = {"device", "tensor_parallel"}  # keys of the target that are about this machine
+MACHINE = {"device", "tensor_parallel"}  # keys of the target that depend on this machine
 Group = TypeVar("Group", TargetConfig, DataConfig)
 
 
 def with_own(config: Config, store: Store, draft: Artifact | Path, task: Sequence[str]) -> Config:
-    """``config`` with the target and the data of ``draft``, where its manifests know them.
+    """``config`` with the target and the data of ``draft``, if its manifests have them.
 
-    ``task``: the overrides that the user gave. Their keys stay as they are in ``config``, and with ``target``,
-    ``target.path``, ``target.package``, ``data`` or ``data.sources`` the whole of that group.
+    The keys that the user overrides (``task``) keep their values in ``config``. An override of ``target``,
+    ``target.path``, ``target.package``, ``data`` or ``data.sources`` keeps its whole group.
     """
     named = {override.lstrip("+~").partition("=")[0] for override in task}
     made = {kind: artifact.manifest.config for kind, artifact in behind(store, draft).items()}
     trained = made.get("draft", {})
-    # A cache that was named holds other data than those of the run that trained on it: its answers know.
+    # A run that trained on a named cache may have other data in its config, so its answers are asked first.
     target, data = trained.get("target"), made.get("answers", trained).get("data")
     changes: dict[str, TargetConfig | DataConfig] = {}
     if target and not {"target", "target.path", "target.package"} & named:
@@ -43,14 +43,14 @@ def _fields(group: str, named: Collection[str]) -> set[str]:
 
 
 def _own(mine: Group, recorded: Mapping[str, Any], kept: Collection[str]) -> Group:
-    """The group that a manifest has ``recorded``, with the fields ``kept`` of ``mine``; unknown fields are left out."""
+    """The group in a manifest (``recorded``) without unknown fields, and with the fields ``kept`` of ``mine``."""
     known = {name: value for name, value in recorded.items() if name in mine.__dataclass_fields__}
     own = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(type(mine)), known))
     return cast(Group, dataclasses.replace(cast(Any, own), **{name: getattr(mine, name) for name in kept}))
 
 
 def trained_keys(store: Store, draft: Artifact | Path | None) -> frozenset[str] | None:
-    """Keys of the prompts whose answers ``draft`` was trained on; None where the store does not hold its answers."""
+    """Keys of the prompts that ``draft`` was trained on; None if the store does not have its answers."""
     answers = behind(store, draft).get("answers")
     if answers is None:
         return None
@@ -61,7 +61,7 @@ def trained_keys(store: Store, draft: Artifact | Path | None) -> frozenset[str] 
 def trained_counts(
     store: Store, draft: Artifact | Path | None, prompts: Mapping[str, Sequence[Prompt]]
 ) -> dict[str, int] | None:
-    """Benchmark -> how many of its ``prompts`` the draft was trained on; None as in ``trained_keys``."""
+    """How many ``prompts`` of each benchmark the draft was trained on; None as in ``trained_keys``."""
     keys = trained_keys(store, draft)
     if keys is None:
         return None
@@ -69,6 +69,6 @@ def trained_counts(
 
 
 def unwanted(store: Store, draft: Artifact | Path, prompts: Mapping[str, Sequence[Prompt]]) -> frozenset[str]:
-    """Keys of the prompts that no calibration may be fitted on: the reported ``prompts``, and those trained on."""
+    """Keys of the prompts that no calibration may use: the reported ``prompts``, and those trained on."""
     reported = frozenset(prompt.key for listed in prompts.values() for prompt in listed)
     return reported | (trained_keys(store, draft) or frozenset())

@@ -1,4 +1,4 @@
-"""The profile of an evaluation: measured once and kept as files.
+"""The profile of an evaluation, measured once and stored in two files.
 
 profile.json   what pipeline/decoding/step_costs.py measures
 sps.json       the same as a table of data_specs/sps.py, for simulations (study.sps=<this file>)
@@ -20,23 +20,15 @@ PROFILE, TABLE = "profile.json", "sps.json"
 
 
 def obtain(folder: Path, speaker: Speaker, settings: EvaluateConfig, target: str) -> Profile:
-    """The profile in ``folder``, which a killed run may have left; measured now if there is none.
-
-    ``target`` is the short name of the target.
-    """
+    """The profile in ``folder``, left by a killed run or measured now. ``target`` is the target's short name."""
     if (folder / PROFILE).is_file():
         made = read_record(folder / PROFILE, Profile)
     else:
         contexts, repeats = sorted(settings.profile_contexts), settings.profile_repeats
         with console.progress("profile of the target", step_costs.rounds_of(contexts, repeats)) as bar:
             made = step_costs.measure(
-                speaker.target,
-                speaker.draft,
-                settings.profile_tokens,
-                contexts,
-                repeats,
-                lambda: bar.advance(1),
-            )
+                speaker.target, speaker.draft, settings.profile_tokens, contexts, repeats, lambda: bar.advance(1)
+            )  # fmt: skip
         write_record(folder / PROFILE, made)
     write_json(folder / TABLE, step_costs.table(made, f"{target}_here", target))
     return made

@@ -1,8 +1,8 @@
-"""The accept / reject arithmetic of speculative decoding, pure tensors.
+"""The accept / reject arithmetic of speculative decoding, on tensors only.
 
-Leviathan et al. 2023 (arXiv 2211.17192): a drafted token x is accepted with probability
-min(1, p_t(x) / p_d(x)); the first rejection draws from norm(max(p_t - p_d, 0)). What comes out is
-distributed as the target alone. A draft may also propose its mode although the target samples: p_d is then one-hot.
+Leviathan et al. 2023 (arXiv 2211.17192): a drafted token x is accepted with probability min(1, p_t(x) / p_d(x)). The
+first rejection draws from norm(max(p_t - p_d, 0)). The result is distributed as the target alone. This also holds if
+the draft proposes its mode while the target samples: p_d is then one-hot.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pipeline.config.rules import DraftSampling, MinP, Temperature, TopK, TopP, 
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a token is drawn from logits. Temperature 0: the mode. None: that truncation is off.
+    """How a token is drawn from logits. At temperature 0 it is the mode. None turns a truncation off.
 
-    The ranges are those of the config (pipeline/config/rules.py); raises ``ConfigError`` that names the field.
+    Raises ``ConfigError`` naming a field outside its range (pipeline/config/rules.py).
     """
 
     temperature: Temperature = 0.0
@@ -36,22 +36,22 @@ class Sampler:
 
     @property
     def of_draft(self) -> Sampler:
-        """How the draft chooses what it proposes; ``accept_all`` makes either choice lossless."""
+        """How the draft chooses its tokens; ``accept_all`` makes either choice lossless."""
         return Sampler() if self.draft_sampling == "greedy" else self
 
     @property
     def greedy(self) -> bool:
-        """Whether the mode is taken instead of a draw."""
+        """Whether the mode is taken and nothing is drawn."""
         return self.temperature == 0
 
     def effective(self) -> dict[str, float | int | str | None]:
-        """The parameters that act, for the record: at temperature 0 only the mode is left to choose."""
+        """The parameters that have an effect: at temperature 0 only the temperature."""
         return {"temperature": 0.0} if self.greedy else asdict(self)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """fp32 probabilities [..., V] of logits [..., V]; one-hot at temperature 0.
 
-        Order as in Hugging Face generation: temperature, top_k, top_p, min_p, each on what is left.
+        The order is that of Hugging Face: temperature, top_k, top_p, min_p, each applied to the remaining tokens.
         """
         if self.greedy:
             return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
@@ -67,9 +67,9 @@ class Sampler:
         return scores.softmax(-1)
 
     def draw(self, probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One id int64 [...] a row of ``probabilities`` [..., V] (they need not sum to 1).
+        """One id int64 [...] for each row of ``probabilities`` [..., V], which need not sum to 1.
 
-        Of V exponential variables with rates p, number i is smallest with probability p_i: argmax p / Exp(1).
+        Of V exponential variables with rates p, number i is the smallest with probability p_i: argmax p / Exp(1).
         """
         if self.greedy:
             return probabilities.argmax(-1)
@@ -78,45 +78,36 @@ class Sampler:
 
 
 def accept(
-    tokens: Tensor,
-    draft_probabilities: Tensor | None,
-    target_logits: Tensor,
-    sampler: Sampler,
+    tokens: Tensor, draft_probabilities: Tensor | None, target_logits: Tensor, sampler: Sampler,
     generator: torch.Generator | None = None,
-) -> tuple[int, int]:
-    """``accept_all`` of one chain: (accepted, next token) of the drafted ``tokens`` int64 [n]."""
-    accepted, following = accept_all(
-        tokens, [len(tokens)], draft_probabilities, target_logits, sampler, generator
-    )
+) -> tuple[int, int]:  # fmt: skip
+    """``accept_all`` for one chain of drafted ``tokens`` int64 [n]: (accepted, next token)."""
+    counts = [len(tokens)]
+    accepted, following = accept_all(tokens, counts, draft_probabilities, target_logits, sampler, generator)
     return accepted[0], following[0]
 
 
 def accept_all(
-    tokens: Tensor,
-    counts: Sequence[int],
-    draft_probabilities: Tensor | None,
-    target_logits: Tensor,
-    sampler: Sampler,
+    tokens: Tensor, counts: Sequence[int], draft_probabilities: Tensor | None, target_logits: Tensor, sampler: Sampler,
     generator: torch.Generator | None = None,
-) -> tuple[list[int], list[int]]:
-    """How many drafts of each of R chains hold, and the token after them: (accepted [R], next tokens [R]).
+) -> tuple[list[int], list[int]]:  # fmt: skip
+    """(accepted [R], next tokens [R]): how many drafts of each of R chains are accepted, and the token after them.
 
-    ``tokens`` int64 [N] are the chains of ``counts`` [R] tokens one after the other. ``target_logits`` [N+R, V] are the
-    target's, n+1 rows a chain: row i for its drafted token i, row n for the bonus token. ``draft_probabilities`` fp32
-    [N, V] are those the tokens were drawn from; None means that the draft chose each token with certainty: it is
-    accepted with probability p_t, and a rejection draws from p_t without it. At temperature 0 they are not looked at.
+    ``tokens`` int64 [N] are the chains of ``counts`` [R] tokens in a row. ``target_logits`` [N+R, V] has n+1 rows for
+    each chain: row i is for its drafted token i, and row n for the bonus token. The tokens were drawn from
+    ``draft_probabilities`` fp32 [N, V]. None means that the draft chose each token with certainty: it is accepted with
+    probability p_t, and a rejection draws from p_t without it. Temperature 0 does not use the probabilities.
     """
     if sampler.greedy:
         return _accept_greedy(tokens.tolist(), counts, target_logits.argmax(-1).tolist())
-    return _accept_sampled(
-        tokens, counts, draft_probabilities, sampler.probabilities(target_logits), sampler, generator
-    )
+    target = sampler.probabilities(target_logits)
+    return _accept_sampled(tokens, counts, draft_probabilities, target, sampler, generator)
 
 
 def _accept_greedy(
     drafted: list[int], counts: Sequence[int], modes: list[int]
 ) -> tuple[list[int], list[int]]:
-    """``modes`` [N+R]: the target's choices."""
+    """``modes`` [N+R] are the target's choices."""
     accepted, following, first = [], [], 0
     for r, count in enumerate(counts):
         held = 0
@@ -141,7 +132,7 @@ def _accept_sampled(
     p_draft = target.new_ones(total) if draft is None else draft[drafts, tokens]
     coins = torch.rand(total, device=device, generator=generator)
     holds = (coins * p_draft < target[rows, tokens]).tolist()  # never where p_t = 0, always where p_t >= p_d
-    accepted = [_leading(holds[s : s + n]) for s, n in zip(starts, counts, strict=True)]
+    accepted = [(holds[s : s + n] + [False]).index(False) for s, n in zip(starts, counts, strict=True)]
     weights = target[[s + r + n for r, (s, n) in enumerate(zip(starts, accepted, strict=True))]]  # [R, V]
     cut = [r for r, n in enumerate(accepted) if n < counts[r]]
     if cut:
@@ -150,25 +141,20 @@ def _accept_sampled(
     return accepted, sampler.draw(weights, generator).tolist()
 
 
-def _leading(holds: list[bool]) -> int:
-    """How many are true before the first that is not."""
-    return next((i for i, ok in enumerate(holds) if not ok), len(holds))
-
-
 def _residual(target: Tensor, draft: Tensor | None, tokens: Tensor) -> Tensor:
-    """max(p_t - p_d, 0) [r, V], not normalised. Where rounding leaves no mass the two are equal: p_t itself."""
+    """max(p_t - p_d, 0) [r, V], not normalised; p_t where rounding leaves no mass, because the two are equal there."""
     rest = target.scatter(1, tokens[:, None], 0.0) if draft is None else (target - draft).clamp_(min=0)
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, target)
 
 
 def _keep_top_k(scores: Tensor, k: int) -> Tensor:
-    """Scores [..., V] with all below the k-th largest at -inf (ties with it stay)."""
+    """Scores [..., V] with -inf below the k-th largest; ties with it stay."""
     smallest = scores.topk(min(k, scores.shape[-1]), dim=-1).values[..., -1:]
     return scores.masked_fill(scores < smallest, -math.inf)
 
 
 def _keep_top_p(scores: Tensor, p: float) -> Tensor:
-    """Scores [..., V] of the smallest set of likely tokens whose mass reaches ``p``; the others at -inf."""
+    """Scores [..., V] with -inf outside the smallest set of likely tokens whose mass reaches ``p``."""
     ordered, order = scores.sort(-1, descending=True)
     mass = ordered.softmax(-1)
     beyond = mass.cumsum(-1) - mass >= p  # mass before this token already reaches p; never the first

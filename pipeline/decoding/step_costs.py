@@ -1,9 +1,9 @@
-"""SPS(B): how many steps a second the target makes at B tokens, measured on the machine at hand.
+"""SPS(B): the steps per second of the target at B tokens, measured on this machine.
 
-A step verifies B tokens of several requests, each an anchor and at most ``block`` drafts, which hold ``context``
-positions each. Repeats go over all B again and again, so that a machine's drift meets all of them alike. The medians
-are kept as they are, jagged; ``table`` gives Algorithm 1 the monotone fit (isotonic regression of the seconds): its
-early stop needs a cost that never falls. A draft pass by the number of requests completes what a simulation needs.
+A step verifies B tokens of several requests, each of which has one anchor, at most ``block`` drafts, and ``context``
+earlier positions. Each repeat goes through all B, so that drift in machine speed affects all of them equally. The raw
+medians are stored. ``table`` gives Algorithm 1 their monotone fit (isotonic regression of the seconds), because its
+early stop needs a cost that never falls. The time of a draft pass by the number of requests is measured as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEVEL = (2.5, 97.5)  # percentiles of the repeats
 
 
 def token_counts(most: int) -> list[int]:
-    """The B that are measured: all up to 8, then four to a doubling, and ``most``."""
+    """The B to measure: all up to 8, then four per doubling, and ``most``."""
     counts = list(range(1, min(8, most) + 1))
     while counts[-1] < most:
         quarter = 2 ** (counts[-1].bit_length() - 3)
@@ -38,7 +38,7 @@ def token_counts(most: int) -> list[int]:
 
 
 def split(tokens: int, block: int) -> list[int]:
-    """``tokens`` of a step by request: 1 + ``block`` each, and the rest."""
+    """``tokens`` of a step by request: 1 + ``block`` for each, and the rest for the last."""
     whole, rest = divmod(tokens, block + 1)
     return [block + 1] * whole + [rest] * (rest > 0)
 
@@ -55,16 +55,11 @@ def monotone(seconds: Sequence[float]) -> list[float]:
 
 
 def measure(
-    target: Target,
-    draft: Draft,
-    most: int,
-    contexts: Sequence[int],
-    repeats: int,
-    advance: Callable[[], None],
-) -> Profile:
-    """The profile as profile.json holds it; ``advance`` is called ``rounds_of`` times.
+    target: Target, draft: Draft, most: int, contexts: Sequence[int], repeats: int, advance: Callable[[], None]
+) -> Profile:  # fmt: skip
+    """The profile up to B = ``most``; ``contexts`` (ascending) are the positions before each request's tokens.
 
-    ``most`` is Bmax, ``contexts`` (ascending) the positions before each request's tokens.
+    ``advance`` is called ``rounds_of`` times.
     """
     counts, curves, block = token_counts(most), [], draft.max_drafts
     requests = token_counts(len(split(most, block)))
@@ -82,7 +77,7 @@ def rounds_of(contexts: Sequence[int], repeats: int) -> int:
 
 
 def table(profile: Profile, name: str, model: str) -> dict[str, Any]:
-    """The profile as a table of data_specs/sps.py, which a simulation takes: seconds without context, and its price."""
+    """The profile as a table of data_specs/sps.py for simulations: seconds without context, and those per position."""
     first, last = profile.contexts[0], profile.contexts[-1]
     counts = [point.tokens for point in first.points]
     requests = np.array([len(split(count, profile.block)) for count in counts])
@@ -90,7 +85,7 @@ def table(profile: Profile, name: str, model: str) -> dict[str, Any]:
     between = max(1, last.context - first.context)
     position = max(0.0, float(np.median(further / (between * requests))))
     bare = monotone((np.array(first.fit) - position * first.context * requests).tolist())
-    least = 0.1 * min(first.fit)  # a slope that noise made must not leave a step that costs nothing
+    least = 0.1 * min(first.fit)  # noise in the slope must not make a step free
     rates = [{"tokens": n, "steps_per_second": 1 / max(s, least)} for n, s in zip(counts, bare, strict=True)]
     draft = [{"requests": time.requests, "seconds": time.seconds} for time in first.draft or []]
     return {
@@ -101,19 +96,15 @@ def table(profile: Profile, name: str, model: str) -> dict[str, Any]:
 
 
 def machine(target: Target) -> Machine:
-    """What the profile holds for: a description of the hardware, no names of hosts or users."""
+    """The hardware of the profile, without the names of hosts or users."""
     cuda = target.device.type == "cuda"
-    return Machine(
-        device=torch.cuda.get_device_name(target.device) if cuda else _processor(),
-        cores=os.cpu_count(),
-        threads=torch.get_num_threads(),
-        torch=str(torch.__version__),
-        dtype=str(target.dtype).removeprefix("torch."),
-    )
+    device = torch.cuda.get_device_name(target.device) if cuda else _processor()
+    dtype = str(target.dtype).removeprefix("torch.")
+    return Machine(device, os.cpu_count(), torch.get_num_threads(), str(torch.__version__), dtype)
 
 
 def _processor() -> str:
-    """The CPU's name where the system tells it, else its architecture."""
+    """The CPU's name if the system tells it, else its architecture."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -140,7 +131,7 @@ def _seconds(
 
 
 class Reference:
-    """A verification pass of ``counts`` [R] tokens a request that is always the same: how fast the machine is now."""
+    """A fixed verification pass of ``counts`` [R] tokens per request, which shows how fast the machine is now."""
 
     def __init__(self, target: Target, counts: list[int], context: int = 64) -> None:
         self.counts, self.context = counts, context
@@ -148,15 +139,15 @@ class Reference:
 
     @torch.inference_mode()
     def __call__(self) -> float:
-        """Its seconds."""
+        """The seconds of one pass."""
         with self.ragged.attention():
             return _verify(self.ragged, self.counts, self.context)
 
 
 def _verify(ragged: RaggedTarget, counts: list[int], context: int) -> float:
-    """Seconds of one verification pass of ``counts`` tokens a request, the choice of tokens included."""
+    """Seconds of one verification pass of ``counts`` tokens per request, including the choice of tokens."""
     ids = torch.ones(sum(counts), dtype=torch.int64, device=ragged.target.device)
-    ragged.lengths = [context] * len(ragged.lengths)  # of zeros: what they hold does not matter to the time
+    ragged.lengths = [context] * len(ragged.lengths)  # of zeros: their values do not affect the time
     began = time.perf_counter()
     states = ragged.run(range(len(counts)), counts, ids)
     ragged.target.logits(states.last_hidden).argmax(-1).tolist()  # reading the choice waits for the device
@@ -164,7 +155,7 @@ def _verify(ragged: RaggedTarget, counts: list[int], context: int) -> float:
 
 
 def _draft(draft: Draft, states: list[Any], device: torch.device) -> float:
-    """Seconds of one draft pass for as many requests as ``states``."""
+    """Seconds of one draft pass for requests with ``states``."""
     anchors = torch.ones(len(states), dtype=torch.int64, device=device)
     began = time.perf_counter()
     draft.propose_all(states, anchors, Sampler()).tokens.tolist()
@@ -172,7 +163,7 @@ def _draft(draft: Draft, states: list[Any], device: torch.device) -> float:
 
 
 def _observed(draft: Draft, target: Target, context: int) -> Any:
-    """A draft's state of a request that holds ``context`` positions."""
+    """The draft's state for a request with ``context`` positions."""
     state = draft.start()
     ids = torch.ones(context, dtype=torch.int64, device=target.device)
     like = torch.zeros(context, target.hidden_size, dtype=target.dtype, device=target.device)
@@ -181,7 +172,7 @@ def _observed(draft: Draft, target: Target, context: int) -> Any:
 
 
 def _points(counts: Sequence[int], taken: Array) -> list[tuple[int, float, tuple[float, float]]]:
-    """(count, median seconds, interval of the repeats) by count."""
+    """For each count: (count, median seconds, interval of the repeats)."""
     medians = np.median(taken, axis=0)
     low, high = np.percentile(taken, LEVEL, axis=0)
     return [(count, float(medians[i]), (float(low[i]), float(high[i]))) for i, count in enumerate(counts)]
