@@ -17,7 +17,7 @@ from data_specs.draft import CONFIG
 from data_specs.errors import UserError
 from data_specs.manifest import fingerprint, folder_records, read_json, write_json
 from data_specs.results.records import parse
-from data_specs.results.summary import PositionQuality
+from data_specs.results.summary import PositionQuality, Sampler
 
 CALIBRATION = "calibration.json"
 SCHEMA_VERSION = 1
@@ -41,7 +41,7 @@ class Calibration:
 
     draft: str  # ``draft_contents`` of the draft's folder
     target: str  # pipeline.target.files.identity of the target
-    sampler: dict[str, Any]  # Sampler.effective()
+    sampler: Sampler  # Sampler.effective()
     dtype: str
     thinking: bool | None
     data: str  # name of the data whose held-out prompts were answered
@@ -93,7 +93,7 @@ def read_calibration(folder: Path, draft: str, drafts: int) -> Calibration:
 
 
 def check_use(
-    folder: Path, found: Calibration, target: str, sampler: dict[str, Any], thinking: bool | None, keys: Collection[str]
+    folder: Path, found: Calibration, target: str, sampler: Sampler, thinking: bool | None, keys: Collection[str]
 ) -> None:  # fmt: skip
     """Raise ``CalibrationFileError`` naming the field that makes ``found``, read from ``folder``, unfit for this run.
 

@@ -10,9 +10,8 @@ as the engine reports them, and null if it does not report them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -41,7 +40,7 @@ SCHEMA = pa.schema(
 )
 
 
-def write_answers(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write_answers(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write ``rows``, whose keys are those of ``SCHEMA``, to ``path``, whole or not at all."""
     write_table(path, pa.Table.from_pylist(list(rows), SCHEMA))
 

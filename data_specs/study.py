@@ -13,7 +13,7 @@ data_specs/results/study.py has the schema of study.json.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class StudyError(UserError):
     """A table of a study is missing, damaged or of another schema; the message names the file."""
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> None:
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> None:
     """Write ``rows``, whose keys are those of ``schema``, to ``path``, whole or not at all."""
     write_table(path, pa.Table.from_pylist(list(rows), schema))
 

@@ -18,7 +18,6 @@ because answers are independent but rounds are not, and one prompt can distort a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ from data_specs.evaluation import DRAFT, PLAIN
 from data_specs.results.summary import Figure, Metrics
 
 LEVEL = (2.5, 97.5)  # percentiles
+NUMBERS = ("drafted", "proposed", "accepted", "emitted", "draft_seconds", "verify_seconds")
 CONTEXT_EDGES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 Array = np.ndarray
@@ -125,21 +125,11 @@ def prompt_sums(rounds: pa.Table, positions: int) -> Sums:
     sums["rounds"] = total(later)
     for name, mode in (("", draft), ("plain_", plain)):
         sums |= {f"{name}tokens": total(column["emitted"] * mode), f"{name}seconds": total(seconds * mode)}
-    sums |= _by_position(total, column["accepted"], column["proposed"], later, positions)
+    accepted, steps = column["accepted"], range(1, positions + 1)
+    reached = [later & (accepted >= k - 1) & (column["proposed"] >= k) for k in steps]
+    sums["survived"] = np.stack([total(later & (accepted >= k)) for k in steps], -1)
+    sums["reached"] = np.stack([total(rows) for rows in reached], -1)
     return sums | _same_answers(rounds, unique, prompt)
-
-
-NUMBERS = ("drafted", "proposed", "accepted", "emitted", "draft_seconds", "verify_seconds")
-
-
-def _by_position(
-    total: Callable[[Array], Array], accepted: Array, proposed: Array, later: Array, positions: int
-) -> Sums:
-    """``survived`` [P, K]: rounds with accepted >= k; ``reached`` [P, K]: accepted >= k-1 and proposed >= k."""
-    steps = range(1, positions + 1)
-    survived = [total(later & (accepted >= k)) for k in steps]
-    reached = [total(later & (accepted >= k - 1) & (proposed >= k)) for k in steps]
-    return {"survived": np.stack(survived, -1), "reached": np.stack(reached, -1)}
 
 
 def _same_answers(rounds: pa.Table, unique: Array, prompt: Array) -> Sums:

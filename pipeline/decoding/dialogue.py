@@ -60,7 +60,7 @@ class Speaker:
         return raw_thresholds(self.threshold, self.temperatures or [1.0] * self.draft.max_drafts)
 
     def render(self, prompt: Prompt, messages: list[Message]) -> list[int]:
-        """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
+        """See the function ``render``."""
         return render(self.tokenizer, self.thinking, prompt, messages)
 
     def first_turn(self, prompt: Prompt) -> list[int]:
@@ -109,7 +109,7 @@ class Asking(Protocol):
 
 
 def render(tokenizer: Any, thinking: bool | None, prompt: Prompt, messages: list[Message]) -> list[int]:
-    """Ids of ``messages`` as in training; ``ConfigError`` names the prompt that the template refuses."""
+    """Ids of ``messages``, as in training. Raises ``ConfigError`` naming a prompt that the template refuses."""
     try:
         return render_prompt(tokenizer, messages, thinking, prompt.tools)
     except TemplateRefusal as error:

@@ -23,8 +23,8 @@ def answer_together(
 ) -> list[RoundRow]:
     """Rows of all ``prompts``, ``speaker.batch`` at a time; ``advance`` is called when a prompt is done.
 
-    The rows are those of ``Speaker.answer``, except that the prompts in a step share its seconds, which so add up to the
-    total time. All first turns are answered first, then all second turns, and so on.
+    The rows are those of ``Speaker.answer``, except that the prompts in a step share its seconds. All first turns are
+    answered first, then all second turns, and so on.
     """
     talks = [Dialogue(speaker, prompt) for prompt in prompts]
     asked = _ask(talks, advance)

@@ -189,16 +189,18 @@ def policy(
     """
     if name in BY_CONFIDENCE and not confident:
         raise ScheduleError(f"policy {name}: the draft has no confidence head (none and fixed need none)")
-    if name in ("algorithm_1", "asynchronous") and rate is None:
-        raise ScheduleError(f"policy {name}: needs an SPS table (stage=evaluate evaluate.profile=true)")
     if name in ("none", "fixed"):
         return partial(fixed, length=length if name == "fixed" else 0)
     if name == "threshold":
         return partial(threshold, least=least)
-    if name == "algorithm_1" and rate is not None:
-        return partial(algorithm_1, rate=rate, fit=Convex(rate))
-    if name == "asynchronous" and rate is not None:
-        return Asynchronous(rate)
+    if name in ("algorithm_1", "asynchronous"):
+        if rate is None:
+            raise ScheduleError(f"policy {name}: needs an SPS table (stage=evaluate evaluate.profile=true)")
+        return (
+            Asynchronous(rate)
+            if name == "asynchronous"
+            else partial(algorithm_1, rate=rate, fit=Convex(rate))
+        )
     raise ScheduleError(f"policy: expected none, fixed, threshold, algorithm_1 or asynchronous, got {name}")
 
 

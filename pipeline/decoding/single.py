@@ -99,7 +99,12 @@ class _Loop:
     def round(self, limit: int) -> Round:
         """Draft up to ``limit`` tokens, verify them and keep the accepted ones."""
         context = self.context
-        proposal = self._propose(limit)
+        proposal = self.nothing
+        if self.draft is not None and limit > 0:
+            proposal = self.draft.propose(
+                self.state, self.anchor, self.sampler.of_draft, self.generator, min(limit, self.draft.max_drafts),
+                self.thresholds,
+            )  # fmt: skip
         ids = torch.cat([proposal.tokens.new_tensor([self.anchor]), proposal.tokens])  # [n+1]
         draft_seconds = self.clock.lap()
         states = self.target.run(ids[None], cache=self.cache)
@@ -118,14 +123,6 @@ class _Loop:
         tokens, accepted, proposed = cut_at_end(drafted, accepted, bonus, self.target.eos)
         return Round(
             context, len(drafted), proposed, accepted, tokens, confidences, draft_seconds, verify_seconds
-        )
-
-    def _propose(self, limit: int) -> Proposal:
-        if self.draft is None or limit < 1:
-            return self.nothing
-        limit = min(limit, self.draft.max_drafts)
-        return self.draft.propose(
-            self.state, self.anchor, self.sampler.of_draft, self.generator, limit, self.thresholds
         )
 
     def _observe(self, tokens: Tensor, hidden: Tensor, last_hidden: Tensor) -> None:

@@ -35,31 +35,24 @@ def made_once(name: str, origin: Mapping[str, object], what: str, make: Callable
     The screen shows ``what`` meanwhile. Raises ``ConfigError`` if the folder was made from another ``origin``.
     """
     folder = cache_home() / "targets" / name
+    source = folder / SOURCE
     with _writable_cache(folder.parent):
-        _make_once(folder, origin, what, make)
-    if read_json(folder / SOURCE) != origin:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for _ in WorkShare(folder.parent, [name], lambda _: source.is_file()):
+            partial = folder.with_name(f".{name}.{socket.gethostname()}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            say(f"target {name}: {what} (once) ...")
+            make(partial)
+            write_json(partial / SOURCE, origin)
+            if not source.is_file():  # without this file the folder is incomplete
+                shutil.rmtree(folder, ignore_errors=True)
+            publish_folder(partial, folder)
+            say(f"target {name}: written to {folder}")
+    if read_json(source) != origin:
         raise ConfigError(
             f"target.name={name}: {folder} was made from other files than {origin}; remove this folder"
         )
     return folder
-
-
-def _make_once(folder: Path, origin: Mapping[str, object], what: str, make: Callable[[Path], None]) -> None:
-    """Make ``folder`` unless it is complete; an incomplete one is replaced."""
-    if (folder / SOURCE).is_file():
-        return
-    name = folder.name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for _ in WorkShare(folder.parent, [name], lambda _: (folder / SOURCE).is_file()):
-        partial = folder.with_name(f".{name}.{socket.gethostname()}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        say(f"target {name}: {what} (once) ...")
-        make(partial)
-        write_json(partial / SOURCE, origin)
-        if not (folder / SOURCE).is_file():  # without this file the folder is incomplete
-            shutil.rmtree(folder, ignore_errors=True)
-        publish_folder(partial, folder)
-        say(f"target {name}: written to {folder}")
 
 
 @contextmanager
