@@ -1,1 +1,1 @@
-"""How well a draft's confidences tell what will be accepted, and the temperatures that correct them."""
+"""The quality of a draft's confidences, and the temperatures that correct them."""

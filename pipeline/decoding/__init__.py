@@ -1,1 +1,1 @@
-"""Speculative decoding: one prompt, many at a time, dialogues, and the scheduler that decides what is verified."""
+"""Speculative decoding of one or many prompts, dialogues, and the scheduler that decides how much is verified."""

@@ -20,7 +20,7 @@ from pipeline.target.model import Target
 
 
 class DecodeError(UserError):
-    """A prompt that cannot be decoded; the message says what was expected."""
+    """A prompt cannot be decoded; the message says what was expected."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Times:
-    """When a request passed through the engine; its first of ``tokens`` was emitted at ``first_token``."""
+    """The times of one request in the engine. The first of its ``tokens`` was emitted at ``first_token``."""
 
     number: int
     tokens: int
