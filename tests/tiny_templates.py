@@ -39,6 +39,18 @@ GEMMA4 = (
     "{%- if add_generation_prompt -%}{{ '<|turn>model\n' }}"
     "{%- if not enable_thinking | default(false) -%}{{ '<|channel>thought\n<channel|>' }}{%- endif -%}{%- endif -%}"
 )
+# Gemma 3: a name for the role that is set in both branches, and is no variable that a user could set.
+NAMES_ROLES = (
+    "{%- for m in messages -%}{%- if m.role == 'assistant' -%}{%- set role = 'model' -%}"
+    "{%- else -%}{%- set role = m.role -%}{%- endif -%}"
+    "{{ '<|im_start|>' + role + '\n' + m.content | trim }}{{ '<|im_end|>\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>model\n' }}{%- endif -%}"
+)
+# Llama 3.1: the template may set ``tools``, and else reads what it is given.
+RENAMES_TOOLS = (
+    "{%- if custom_tools is defined -%}{%- set tools = custom_tools -%}{%- endif -%}"
+    "{%- if not tools is defined -%}{%- set tools = none -%}{%- endif -%}{{ tools }}"
+)
 TRIMS = (
     "{%- for m in messages -%}" + HEADER + "{{ m.content | trim }}<|im_end|>{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.prompts.replies import MARKS, opens, split_reasoning
 from pipeline.prompts.rows import Message, Rejection, Tool
-from pipeline.prompts.template import PROBE, TemplateRefusal, end_of_turn, render
+from pipeline.prompts.template import PROBE, TemplateRefusal, control_tokens, end_of_turn, render
 
 # Marks around reasoning that is empty: templates put them before an answer without reasoning.
 EMPTY = {marks: re.compile(rf"\s*{re.escape(marks[0])}\s*{re.escape(marks[1])}\s*") for marks in MARKS}
@@ -125,9 +125,10 @@ def _parted(prompt: str, whole: str, probe: str, reasoning: str) -> tuple[str, s
     text = whole[len(prompt) :] if whole.startswith(prompt) else text
     if reasoning:
         return prompt, text
+    lead = commonprefix([text, probe[len(whole) - len(text) :]])  # what stands before every answer
     for marks, empty in EMPTY.items():
         start = marks[0] if opens(prompt) == marks else ""
-        if (match := empty.match(start + text)) is not None:
+        if (match := empty.match(start + lead) or empty.match(start + text)) is not None:
             end = match.end() - len(start)
             return prompt + text[:end], text[end:]
     return prompt, text
@@ -161,7 +162,7 @@ def _ended(tokenizer: Any, text: str, tail: str) -> str:
         text = text.removesuffix(tail) + tail.rstrip()
     elif tail.strip():
         text = text.rstrip()
-    if any(text.endswith(token) for token in tokenizer.all_special_tokens):
+    if text.endswith(tuple(control_tokens(tokenizer))):
         return text
     return text + (end_of_turn(tokenizer) or tokenizer.eos_token or "")
 
@@ -175,7 +176,7 @@ def _split(tokenizer: Any, prompt: str, text: str, tail: str) -> tuple[list[int]
     prompt_ids, ids = _encode(tokenizer, prompt), _encode(tokenizer, prompt + text)
     aligned = ids[: len(prompt_ids)] == prompt_ids
     answer = ids[len(prompt_ids) :] if aligned else _encode(tokenizer, text)
-    special = set(tokenizer.all_special_ids)
+    special = set(tokenizer.convert_tokens_to_ids(control_tokens(tokenizer)))
     ends = {tokenizer.eos_token_id, *answer[-1:], *_encode(tokenizer, tail.strip())[:1]} & special
     end = next((place for place, token in enumerate(answer) if token in ends), len(answer))
     return prompt_ids, answer[: end + 1]

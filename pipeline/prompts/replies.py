@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.prompts.rows import Message
+from pipeline.prompts.template import control_tokens
 
 # How targets mark reasoning: what opens it, what closes it. A generation prompt may open it already.
 MARKS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"))
@@ -87,6 +88,6 @@ def _by_marks(tokenizer: Any, prompt: str, text: str) -> Message | None:
 
 def _plain(tokenizer: Any, text: str) -> str:
     """``text`` without the special tokens that stand in it, such as the end of the turn."""
-    for token in tokenizer.all_special_tokens:
+    for token in control_tokens(tokenizer):
         text = text.replace(token, "")
     return text

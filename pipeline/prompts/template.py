@@ -7,26 +7,18 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config import ConfigError
 from pipeline.prompts.rows import Message, Tool
 
+if TYPE_CHECKING:
+    from jinja2 import nodes
+
 SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")  # names that templates give to the same thing
 EFFORT = {True: "high", False: "low"}  # of ``reasoning_effort``, which knows no plain off
 # What every template is given or may call; a setting of the same name would break it.
-GIVEN = frozenset(
-    {
-        "messages",
-        "tools",
-        "add_generation_prompt",
-        "raise_exception",
-        "strftime_now",
-        "namespace",
-        "range",
-        "dict",
-    }
-)
+GIVEN = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
 PROBE = "\N{SNOWMAN}"  # stands for an answer; no template writes it by itself
 GENERATION = re.compile(
     r"{%-?\s*(?:end)?generation\s*-?%}"
@@ -217,10 +209,47 @@ def _shown_calls(messages: Sequence[Message], text: str) -> int:
 
 @functools.cache
 def _variables(template: str) -> frozenset[str]:
-    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2 import Environment, TemplateSyntaxError, nodes
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        return frozenset(meta.find_undeclared_variables(environment.parse(GENERATION.sub("", template))))
+        tree = environment.parse(GENERATION.sub("", template))
     except TemplateSyntaxError:
         return frozenset()
+    own = {macro.name for macro in tree.find_all(nodes.Macro)}
+    return frozenset(_read(tree, own) - set(environment.globals))
+
+
+def _read(node: nodes.Node, own: set[str]) -> set[str]:
+    """Names that ``node`` may read from outside the template; what it sets whatever happens is added to ``own``.
+
+    ``jinja2.meta.find_undeclared_variables`` also names what both branches of an ``if`` set.
+    """
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Name):
+        if node.ctx == "load":
+            return {node.name} - own
+        own.add(node.name)
+        return set()
+    if isinstance(node, nodes.If):
+        return _read_if(node, own)
+    if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With)):
+        own = own | {"loop", "caller", "varargs", "kwargs"}  # what is set inside ends there
+    first = ("iter", "values", "node", "defaults")  # read before the names that they are given to are set
+    children = [*node.iter_child_nodes(only=first), *node.iter_child_nodes(exclude=first)]
+    return set().union(*(_read(child, own) for child in children))
+
+
+def _read_if(node: nodes.If, own: set[str]) -> set[str]:
+    """``_read`` of an ``if``: it sets what the bodies of all its branches set."""
+    found: set[str] = set()
+    branches = (node, *node.elif_)
+    for branch in branches:
+        found |= _read(branch.test, own)  # a test sets nothing
+    ends = []
+    for body in (*(branch.body for branch in branches), node.else_):
+        ends.append(own.copy())
+        found = found.union(*(_read(part, ends[-1]) for part in body))
+    own |= set.intersection(*ends)
+    return found

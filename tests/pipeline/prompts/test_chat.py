@@ -125,12 +125,15 @@ def test_nothing_after_the_end_of_turn_is_supervised(plain, said):
     assert supervised(plain, row.prompt_ids, row.answer_ids) == "yes<|im_end|>"
 
 
-def test_the_templates_end_of_turn_counts_where_the_tokenizer_names_another():
-    """Its text ends with <|endoftext|>, so that a cut at the last token alone keeps what follows <|im_end|>."""
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("said", ["yes", "yes<|im_end|>more<|endoftext|>"])
+def test_the_templates_end_of_turn_counts_where_the_tokenizer_names_another(said, listed):
+    """Llama's and Gemma's special tokens are in tokenizer.json only, and not in ``all_special_tokens``."""
     tokenizer = tiny.tokenizer()
     tokenizer.eos_token = "<|endoftext|>"
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    (row,) = given_rows(tokenizer, [user("q"), bot("yes<|im_end|>more<|endoftext|>")], None)
+    if listed:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    (row,) = given_rows(tokenizer, [user("q"), bot(said)], None)
     assert tokenizer.decode(row.answer_ids) == "yes<|im_end|>"
 
 
@@ -302,7 +305,9 @@ SHAPES = [
         templates.GEMMA4, ("<|turn>", "<turn|>"), True, bot("a", reasoning_content="hm"), "<|turn>model\n",
         "<|channel>thought\nhm<channel|>a<turn|>",
     ),
+    (templates.ALWAYS_THINKS, (), None, bot("\n  a"), "assistant\n<think>\n\n</think>\n\n", "\n  a<|im_end|>"),
     (templates.TRIMS, (), None, bot("  a \n"), "assistant\n", "a<|im_end|>"),
+    (templates.NAMES_ROLES, (), None, bot("a"), "<|im_start|>model\n", "a<|im_end|>"),
     (tiny.TEMPLATE, (), None, bot("  a \n"), "assistant\n", "  a \n<|im_end|>"),
     (templates.NO_END, (), None, bot("code:\n    x = 1\n"), "q\nassistant: ", "code:\n    x = 1\n<|im_end|>"),
     (templates.NO_GENERATION_PROMPT, (), None, bot("a"), "<|im_start|>assistant\n", "a<|im_end|>"),

@@ -60,6 +60,14 @@ def test_the_prompt_may_have_opened_the_reasoning() -> None:
     assert message("yes", prompt="What is <think>?<|im_end|>\n<|im_start|>assistant\n") == said("yes")
 
 
+def test_no_special_token_stays_in_the_history() -> None:
+    """Also one that only tokenizer.json knows as special."""
+    made = tiny.tokenizer()
+    made.eos_token = "<|endoftext|>"
+    ids = made("yes<|im_end|>", add_special_tokens=False)["input_ids"]
+    assert reply_message(made, [], ids) == said("yes")
+
+
 def test_the_tokenizers_own_response_template_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     made = templates.tokenizer(tiny.TEMPLATE)
     made.response_template = {"any": "thing"}

@@ -87,6 +87,31 @@ def test_a_template_without_a_switch_has_none() -> None:
     assert switch(made) is None and "style" in variables(made)
 
 
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        (templates.NAMES_ROLES, {"messages", "add_generation_prompt"}),
+        (templates.RENAMES_TOOLS, {"custom_tools", "tools"}),
+        ("{% if a %}{% set x = 1 %}{% elif b %}{% set x = 2 %}{% else %}{% set x = 3 %}{% endif %}{{ x }}", {"a", "b"}),
+        ("{% if a %}{% set x = 1 %}{% elif b %}{% set x = 2 %}{% endif %}{{ x }}", {"a", "b", "x"}),
+        ("{% set style = style | default('plain') %}{{ style }}", {"style"}),
+        ("{% set style = 'plain' %}{{ style }}", set()),
+        ("{% for k, v in d.items() %}{{ loop.index ~ k ~ v }}{% endfor %}{{ v }}", {"d", "v"}),
+        ("{% macro f(a, b=c) %}{{ a ~ b ~ e ~ caller() }}{% endmacro %}{{ f(range(3)) }}", {"c", "e"}),
+        ("{% with a = b %}{{ a }}{% endwith %}{% set x %}{{ y }}{% endset %}{{ x }}", {"b", "y"}),
+    ],
+)  # fmt: skip
+def test_a_variable_is_what_the_template_reads_and_does_not_set(template: str, names: set[str]) -> None:
+    assert variables(templates.tokenizer(template)) == names
+
+
+def test_a_variable_of_the_templates_own_cannot_be_set() -> None:
+    made = templates.tokenizer(templates.NAMES_ROLES)
+    made.template_kwargs = {"role": "x"}
+    with refused(ConfigError, "target.template_kwargs.role"):
+        check_options(made, None)
+
+
 def test_the_users_own_settings_reach_the_template() -> None:
     made = templates.tokenizer("{{ style | default('plain') }}")
     made.template_kwargs = {"style": "terse"}
