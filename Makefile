@@ -30,6 +30,7 @@ test-slow: environment ## run the tests that take minutes
 	@$(RUN) -m pytest -m slow
 
 test-engines: environment ## run exported drafts in the real engines (the set-up takes half an hour and 10 GB in ~/.cache/draftline)
+	@$(RUN) tests/engines/environments.py vendors
 	@$(RUN) -m pytest -m engine tests/engines -rs
 
 $(VENV)/.checkers: $(VENV)/.ready

@@ -147,10 +147,11 @@ def _after_opening(prompt: str, opening: str, text: str, reasoning: str) -> tupl
 
 def _missing(answer: Message, shown: str) -> str | None:
     """The reason for a rejection when ``shown``, the template's rendering, lacks a part of ``answer``."""
-    if _reasoning(answer).strip() not in shown:
-        return "reasoning_not_rendered"
-    if split_reasoning(answer["content"])["content"].strip() not in shown:
-        return "answer_not_rendered"
+    content = split_reasoning(answer["content"])["content"].strip()
+    for part, reason in ((_reasoning(answer).strip(), "reasoning"), (content, "answer")):
+        if part not in shown:
+            return f"{reason}_not_rendered"
+        shown = shown.replace(part, "", 1)  # it may name the tools
     if not all(call["function"]["name"] in shown for call in answer.get("tool_calls", ())):
         return "tool_call_not_rendered"
     return None
@@ -162,7 +163,7 @@ def _ended(tokenizer: Any, text: str, tail: str) -> str:
         text = text.removesuffix(tail) + tail.rstrip()
     elif tail.strip():
         text = text.rstrip()
-    if text.endswith(tuple(control_tokens(tokenizer))):
+    if text.endswith(control_tokens(tokenizer)):
         return text
     return text + (end_of_turn(tokenizer) or tokenizer.eos_token or "")
 

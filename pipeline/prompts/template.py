@@ -125,10 +125,17 @@ def digest(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(tokenizer.chat_template, sort_keys=True).encode()).hexdigest()
 
 
-def control_tokens(tokenizer: Any) -> list[str]:
+def control_tokens(tokenizer: Any) -> tuple[str, ...]:
     """The texts that become special tokens wherever they stand, also in what a user writes."""
+    return _control_tokens(tokenizer, len(tokenizer))
+
+
+@functools.lru_cache(
+    maxsize=4
+)  # Gemma has 6,415 added tokens: listing them takes longer than rendering a row
+def _control_tokens(tokenizer: Any, size: int) -> tuple[str, ...]:
     added = tokenizer.added_tokens_decoder.values()
-    return [token.content for token in added if token.special and token.content.strip()]
+    return tuple(token.content for token in added if token.special and token.content.strip())
 
 
 def end_of_turn(tokenizer: Any) -> str | None:

@@ -104,7 +104,8 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
 
 
 def is_engine(item: pytest.Item) -> bool:
-    return item.get_closest_marker("engine") is not None
+    """Whether the table of results is about ``item``; the vendors' templates run in no engine."""
+    return item.get_closest_marker("engine") is not None and item.path.stem != "test_vendor_templates"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

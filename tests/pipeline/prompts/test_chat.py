@@ -241,6 +241,14 @@ def test_tool_calls_that_the_template_drops_are_rejected(plain):
     )
 
 
+def test_a_tool_that_only_the_text_names_is_not_a_call_that_is_shown():
+    """DeepSeek-V3's template drops calls beside a content."""
+    tokenizer = templates.tokenizer(templates.CALLS_WITHOUT_CONTENT)
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    talk = [user("q"), bot("I look", tool_calls=[call])]
+    assert given_rows(tokenizer, talk, None) == Rejection("tool_call_not_rendered")
+
+
 def test_a_token_across_the_boundary_is_cut_there():
     """A BPE that merges the prompt's last newline with the answer's first: the target starts a new token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -174,7 +174,7 @@ def test_the_end_of_a_turn_is_the_templates(template: str, tokens: tuple[str, ..
 def test_control_tokens_are_the_special_ones() -> None:
     made = templates.tokenizer(tiny.TEMPLATE, "[INST]")
     made.add_tokens(["<think>", "<h1>"])
-    assert control_tokens(made) == ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unused|>", "[INST]"]
+    assert control_tokens(made) == ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unused|>", "[INST]")
 
 
 @pytest.mark.parametrize(
