@@ -80,23 +80,18 @@ UNITS = {
     "offered": "tokens/s",
     "budget": "tokens verified a request",
 }
-# Each group: name of its PNG, then title, value across and value up of each drawing. FRONT, LOAD: paper, Fig. 7 and 8.
-FRONT = ("front", (("Throughput against speed", "speed", "offered"),))
-LOAD = (
-    "load",
-    (
+DRAWN = {  # part of the PNG's name -> title, value across and value up of each drawing
+    "front": [("Throughput against speed", "speed", "offered")],  # paper, Fig. 7
+    "load": [  # paper, Fig. 8
         ("Throughput by concurrency", "concurrency", "throughput"),
         ("Verification budget by concurrency", "concurrency", "budget"),
-    ),
-)
-ARRIVALS = (
-    "arrivals",
-    (
+    ],
+    "arrivals": [
         ("Speed by load", "arrival", "speed_p50"),
         ("Throughput by load", "arrival", "throughput"),
         ("Verification budget by load", "arrival", "budget"),
-    ),
-)
+    ],
+}
 WORDS = (
     "Tokens/s: of the whole system, from the first arrival to the last finish. Tokens/s/user: what a request sees "
     "after its first token, of all users together; p50 is the median, and 95 % of the users exceed p95. Budget: tokens "
@@ -108,7 +103,6 @@ SIMULATION = (
     "machine's pace during each run. To follow the drifting speed of a shared machine, a fixed pass is timed between "
     "the steps, off the run's clock. Nothing else of the run is used."
 )
-Charts = tuple[str, Sequence[tuple[str, str, str]]]
 Runs = Sequence[tuple[int, RealPoint | SimulatedPoint]]  # each with its place in the JSON
 
 
@@ -144,23 +138,21 @@ def _system(study: StudyResult, name: str, path: str, runs: Runs) -> list[Block]
     arriving = [(n, run) for n, run in runs if _arrival(run) is not None]
     blocks: list[Block] = []
     if closed:
-        drawn = [_drawings(closed, study, name, charts, fronts) for charts in (FRONT, LOAD)]
+        drawn = [_drawings(closed, study, name, kind, fronts) for kind in ("front", "load")]
         where = EVERYWHERE if name == MEASURED else FILED
         blocks += [Heading(heading), *drawn, _table(heading, path, closed, where)]
     if arriving:
         heading = f"{heading}, Poisson arrivals"
-        drawn = [_drawings(arriving, study, name, ARRIVALS, Fronts({}, {}))]
-        blocks += [Heading(heading), *drawn, _table(heading, path, arriving, FILED)]
+        drawings = _drawings(arriving, study, name, "arrivals", Fronts({}, {}))
+        blocks += [Heading(heading), drawings, _table(heading, path, arriving, FILED)]
     return blocks
 
 
-def _drawings(runs: Runs, study: StudyResult, system: str, charts: Charts, fronts: Fronts) -> Drawings:
+def _drawings(runs: Runs, study: StudyResult, system: str, kind: str, fronts: Fronts) -> Drawings:
     """The drawings of ``runs``; each policy has the same colour in all drawings of the page."""
-    used = {run.policy for _, run in runs}
-    policies = study.facts.policies
+    used, policies = {run.policy for _, run in runs}, study.facts.policies
     order = [*policies, *sorted(used - set(policies))]
-    kind, asked = charts
-    drawn = [_chart(title, runs, order, x, y, fronts) for title, x, y in asked]
+    drawn = [_chart(title, runs, order, x, y, fronts) for title, x, y in DRAWN[kind]]
     legend = [(style, policy) for style, policy in enumerate(order) if policy in used]
     file = "".join(letter if letter.isalnum() else "_" for letter in system)
     return Drawings(drawn, legend, file=f"study_{kind}_{file}.png")

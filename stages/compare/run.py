@@ -25,7 +25,7 @@ from pipeline.target.files import device_of
 from pipeline.target.tensors import load_tensors
 from stages.compare.latency import measure
 from stages.compare.report import show, write_report
-from stages.compare.tables import FigureAsked, VariantEvaluation, figure, main_table
+from stages.compare.tables import VariantEvaluation, figure, main_table
 from stages.compare.variants import Comparison
 
 KIND, SCHEMA_VERSION = "comparison", 1
@@ -107,10 +107,8 @@ def compare(config: Config, layout: Comparison, made: Made) -> ComparisonResult:
     figures = {}
     for name, lines in layout.figures.items():
         asked = config.compare.figures[name]
-        points = {drafter: [measured[v] for v in variants] for drafter, variants in lines.items()}
         latency = {d: [latencies[v] for v in vs] for d, vs in lines.items()} if asked.latency else None
-        places = FigureAsked(asked.title, asked.key, asked.values, lines)
-        figures[name] = figure(places, points, benchmarks, resamples, latency)
+        figures[name] = figure(asked, lines, measured, benchmarks, resamples, latency)
     return ComparisonResult(
         facts=_facts(config, made),
         table=table,

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from data_specs.results.comparison import ComparisonFigure, ComparisonTable, SpeedRow, StepShare, TableRow
 from pipeline.acceptance import Array, Figures, average, estimate, figures, summary
+from pipeline.config import FigureConfig
 from pipeline.report.model import MACRO
 from stages.compare.pairing import common
 
@@ -70,26 +71,23 @@ def main_table(
     )
 
 
-@dataclass(frozen=True)
-class FigureAsked:
-    """A figure to make: the key that varies, its values, and the variant of each drafter for each value."""
-
-    title: str
-    key: str
-    values: Sequence[int]
-    variants: dict[str, list[str]]
-
-
 def figure(
-    asked: FigureAsked,
-    lines: dict[str, list[VariantEvaluation]],
+    asked: FigureConfig,
+    variants: dict[str, list[str]],
+    measured: dict[str, VariantEvaluation],
     benchmarks: Sequence[str],
     resamples: int,
     latency: dict[str, list[StepShare]] | None = None,
 ) -> ComparisonFigure:
-    """Macro-averaged accepted length of every drafter at each value of the figure."""
-    pairs = {name: zip(asked.values, line, strict=True) for name, line in lines.items()}
-    places = {f"{name} {value}": m for name, line in pairs.items() for value, m in line}
+    """Macro-averaged accepted length of every drafter at each value that is ``asked`` for.
+
+    ``variants`` maps each drafter to its variants, one per value, and ``measured`` each variant to its evaluation.
+    """
+    places = {
+        f"{drafter} {value}": measured[name]
+        for drafter, names in variants.items()
+        for value, name in zip(asked.values, names, strict=True)
+    }
     rounds = common({place: m.rounds for place, m in places.items()})
     parts = _parts(rounds, {place: m.positions for place, m in places.items()}, benchmarks, resamples)
     lengths = {place: average(list(found.values()))["accepted_length"] for place, found in parts.items()}
@@ -97,11 +95,11 @@ def figure(
     return ComparisonFigure(
         title=asked.title,
         key=asked.key,
-        drafters=list(lines),
+        drafters=list(variants),
         values=list(asked.values),
         prompts=sum(found.prompts for found in first.values()),
-        accepted_length={d: [estimate(lengths[f"{d} {value}"]) for value in asked.values] for d in lines},
-        variants=asked.variants,
+        accepted_length={d: [estimate(lengths[f"{d} {value}"]) for value in asked.values] for d in variants},
+        variants=variants,
         latency=latency,
     )
 

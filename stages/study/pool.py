@@ -35,11 +35,7 @@ class _Known:
 
 
 def record(
-    target: Target,
-    draft: Draft,
-    prompts: Sequence[tuple[int, ...]],
-    answers: Sequence[list[int]],
-    limit: int,
+    target: Target, draft: Draft, prompts: Sequence[tuple[int, ...]], answers: Sequence[list[int]], limit: int
 ) -> list[RecordedAnswer]:
     """Greedy drafts at every position of ``answers`` to ``prompts`` (token ids); at most ``limit`` tokens were wanted.
 

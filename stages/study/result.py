@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -39,40 +39,35 @@ SCHEDULE = Curve.of([(1, 26e-6), (256, 75e-6), (2048, 472e-6)])
 Repeats = list[tuple[StudyPoint, MeasuredPoint]]  # all repeats of one point
 
 
-@dataclass(frozen=True)
-class Recording:
-    """The measured points, and the answers that simulations replay; without answers nothing is simulated."""
-
-    points: dict[StudyPoint, MeasuredPoint]
-    answers: list[RecordedAnswer]
-
-
 def result_of(
-    recorded: Recording,
+    points: dict[StudyPoint, MeasuredPoint],
+    answers: list[RecordedAnswer],
     study: StudyConfig,
     facts: StudyFacts,
     chosen: Sequence[Arm],
     tables: Sequence[SpsTable],
     advance: Callable[[str], None] = lambda _: None,
 ) -> StudyResult:
-    """The contents of study.json. ``advance`` is called with the name of each simulated point."""
-    grouped = _grouped(recorded.points)
+    """The contents of study.json from the measured ``points``, and from the ``answers`` that simulations replay.
+
+    Without answers, nothing is simulated. ``advance`` is called with the name of each simulated point.
+    """
+    grouped = _grouped(points)
     real = [
         _averaged(group[0][0], [metrics(measured.steps, measured.times) for _, measured in group])
         for group in grouped
     ]
     prediction: list[Prediction] = []
     simulated: list[SimulatedPoint] = []
-    if recorded.answers:
-        pool = Pool.of(recorded.answers)
-        shapes = shapes_of(recorded.points)
+    if answers:
+        pool, shapes = Pool.of(answers), shapes_of(points)
         simulated = [_predicted(group, pool, shapes, study, facts) for group in grouped]
         prediction = [_compared(one, other) for one, other in zip(real, simulated, strict=True)]
         for table in tables:
             simulated += _simulated(pool, table, study, facts, chosen, advance)
     closed = {
         name: [point for point in simulated if point.sps == name and point.arrival is None]
-        for name in sorted({table.name for table in tables if recorded.answers})
+        for name in sorted({table.name for table in tables if answers})
     }
     return StudyResult(
         facts=facts,
@@ -118,11 +113,7 @@ def shapes_of(points: dict[StudyPoint, MeasuredPoint]) -> dict[int, TableCosts]:
 
 
 def _predicted(
-    repeats: Repeats,
-    pool: Pool,
-    shapes: dict[int, TableCosts],
-    study: StudyConfig,
-    facts: StudyFacts,
+    repeats: Repeats, pool: Pool, shapes: dict[int, TableCosts], study: StudyConfig, facts: StudyFacts
 ) -> SimulatedPoint:
     """Simulate the same requests at the pace that the machine had during each repeat (``Step.pace``)."""
     found = []

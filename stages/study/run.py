@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -53,7 +54,7 @@ from stages.study.costs import from_steps
 from stages.study.measure import InProcessServer, MeasuredPoint, temperatures_of
 from stages.study.points import CONFIDENT, Arm, StudyPoint, arms, points, request_count
 from stages.study.report import show, write_report
-from stages.study.result import Recording, result_of, simulated_count
+from stages.study.result import result_of, simulated_count
 from stages.study.simulation import RecordedAnswer
 
 KIND = "study"
@@ -151,16 +152,11 @@ def _study(config: Config, store: Store, plan: StudyPlan) -> Artifact:
 
     def finish() -> dict[str, Any]:
         count = len(plan.tables) * simulated_count(config.study, plan.arms, plan.drafts)
-        found = Recording(read_points(work.path, plan.points), read_pool(work.path))
+        points, answers = read_points(work.path, plan.points), read_pool(work.path)
+        facts = _facts(config, plan, len(answers))
         with console.progress("study: simulating", count, is_main()) as bar:
-            result = result_of(
-                found,
-                config.study,
-                _facts(config, plan, len(found.answers)),
-                plan.arms,
-                plan.tables,
-                lambda name: bar.advance(1, name),
-            )
+            tell = partial(bar.advance, 1)
+            result = result_of(points, answers, config.study, facts, plan.arms, plan.tables, tell)
         latest = made_of_draft(store, "evaluation", job.parents["draft"])[:1]
         write_report(work.path, result, [committed(one, store) for one in latest])
         return {

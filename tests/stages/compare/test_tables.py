@@ -7,7 +7,8 @@ from scipy.stats import bootstrap
 
 from data_specs.evaluation import SCHEMA
 from data_specs.results.records import to_json
-from stages.compare.tables import FigureAsked, VariantEvaluation, figure, main_table, paired_ratio
+from pipeline.config import FigureConfig
+from stages.compare.tables import VariantEvaluation, figure, main_table, paired_ratio
 
 
 def table_of(measured, benchmarks, resamples):
@@ -94,12 +95,15 @@ def test_conditional_acceptance_is_pooled_over_benchmarks() -> None:
 
 
 def test_a_figure_counts_the_prompts_that_all_of_its_variants_answered() -> None:
-    lines = {
-        "dspark": [measured({"a": [1], "b": [3], "c": [3]}), measured({"a": [2]})],
-        "dflash": [measured({"b": [3], "a": [0]}), measured({"a": [1], "b": [3]})],
+    made = {
+        "dspark4": measured({"a": [1], "b": [3], "c": [3]}),
+        "dspark8": measured({"a": [2]}),
+        "dflash4": measured({"b": [3], "a": [0]}),
+        "dflash8": measured({"a": [1], "b": [3]}),
     }
-    asked = FigureAsked("t", "drafter.depth", [4, 8], {})
-    found = to_json(figure(asked, lines, ["math"], 20))
+    variants = {"dspark": ["dspark4", "dspark8"], "dflash": ["dflash4", "dflash8"]}
+    asked = FigureConfig("t", "drafter.depth", [4, 8])
+    found = to_json(figure(asked, variants, made, ["math"], 20))
     assert found["prompts"] == 1  # a
     assert found["accepted_length"] == {
         "dspark": [{"value": 2.0, "interval": None}, {"value": 3.0, "interval": None}],

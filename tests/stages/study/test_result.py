@@ -8,7 +8,7 @@ from data_specs.results.study import LoadMetrics, RealPoint, StudyFacts
 from data_specs.sps import locate, read_table
 from pipeline.config import StudyConfig
 from stages.study.points import arms
-from stages.study.result import Recording, checks, falls, fronts, result_of
+from stages.study.result import checks, falls, fronts, result_of
 from stages.study.simulation import RecordedAnswer
 
 NONE = dict.fromkeys(
@@ -81,7 +81,7 @@ def test_with_true_confidences_the_scheduler_is_nowhere_below_the_best_fixed_len
         calibrated=True, drafts=7, policies=["algorithm_1"], threshold=0.5, seed=0, notes={}, prompts=48,
     )  # fmt: skip
     table = read_table(locate("h100_qwen3_4b"))
-    result = result_of(Recording({}, answers(48)), study, facts, arms(["algorithm_1"], 7, 0.5), [table])
+    result = result_of({}, answers(48), study, facts, arms(["algorithm_1"], 7, 0.5), [table])
     found = result.checks["h100_qwen3_4b"]["algorithm_1"]
     assert found.shortfall <= 0.02 and found.holds and found.budget_falls
     assert found.budgets[0][1] > 7 and found.budgets[-1][1] < 4
