@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,11 @@ from data_specs.errors import UserError
 from data_specs.files import written_whole
 
 MANIFEST = "manifest.json"
-KINDS = ("answers", "cache", "draft", "evaluation", "study", "comparison", "report", "export")
+# Kind -> the newest schema version that this version of draftline reads.
+VERSIONS = {
+    "answers": 1, "cache": 1, "draft": 1, "evaluation": 1, "study": 2, "comparison": 1, "report": 1, "export": 1,
+}  # fmt: skip
+_whole: set[tuple[Path, int, int, str]] = set()  # files whose digests this process has seen to be right
 
 
 class ManifestError(UserError):
@@ -112,25 +116,48 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(value, dict) or set(value) != names:
         got = sorted(value) if isinstance(value, dict) else type(value).__name__
         raise ManifestError(f"{path}: expected the fields {sorted(names)}, got {got}")
-    if value["kind"] not in KINDS:
-        raise ManifestError(f"{path}: field kind: expected one of {KINDS}, got {value['kind']!r}")
+    if value["kind"] not in VERSIONS:
+        raise ManifestError(f"{path}: field kind: expected one of {sorted(VERSIONS)}, got {value['kind']!r}")
     digest = value.pop("digest")
     if digest != fingerprint(value):
         raise ManifestError(f"{path}: the fields do not match their digest, so the file was edited")
+    newest = VERSIONS[value["kind"]]
+    if value["schema_version"] not in range(1, newest + 1):
+        raise ManifestError(
+            f"{path}: field schema_version: expected at most {newest}, got {value['schema_version']!r}: another "
+            "version of draftline made this artifact, and that version reads it"
+        )
     value["files"] = {name: FileRecord(**record) for name, record in value["files"].items()}
     return Manifest(**value)
 
 
-def verify_files(folder: Path, files: dict[str, FileRecord]) -> None:
-    """Raise ``ManifestError`` naming the first of ``files`` that is missing or changed."""
+def verify_files(
+    folder: Path, files: Mapping[str, FileRecord], digests: bool = True, beside: Collection[str] = ()
+) -> None:
+    """Check that ``folder`` holds exactly ``files``, unchanged, and perhaps those ``beside`` them.
+
+    Without ``digests`` only names and sizes are compared. Hidden files are of the file system or of a tool and do not
+    count. Raises ``ManifestError`` that names the first file that is missing, damaged or not in the manifest.
+    """
     for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise ManifestError(f"{path}: named in the manifest, but missing")
-        if (size := path.stat().st_size) != expected.size:
-            raise ManifestError(f"{path}: expected {expected.size} bytes, got {size}")
-        got = file_record(path).sha256
-        if got != expected.sha256:
-            raise ManifestError(
-                f"{path}: expected sha256 {expected.sha256[:12]}..., got {got[:12]}...: damaged"
-            )
+        _verify_file(folder / name, expected, digests)
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("[!.]*") if path.is_file()}
+    if unknown := sorted(there - set(files) - {MANIFEST, *beside}):
+        raise ManifestError(
+            f"{folder / unknown[0]}: not in the manifest: somebody put it there after the commit; remove it"
+        )
+
+
+def _verify_file(path: Path, expected: FileRecord, digests: bool) -> None:
+    if not path.is_file():
+        raise ManifestError(f"{path}: named in the manifest, but missing")
+    status = path.stat()
+    if status.st_size != expected.size:
+        raise ManifestError(f"{path}: expected {expected.size} bytes, got {status.st_size}")
+    seen = (path.absolute(), status.st_size, status.st_mtime_ns, expected.sha256)
+    if not digests or seen in _whole:
+        return
+    got = file_record(path).sha256
+    if got != expected.sha256:
+        raise ManifestError(f"{path}: expected sha256 {expected.sha256[:12]}..., got {got[:12]}...: damaged")
+    _whole.add(seen)

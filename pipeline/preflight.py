@@ -79,8 +79,8 @@ class Ahead:
             return self.find("draft", reference)
         folder = Path(reference)
         has_manifest = (folder / MANIFEST).is_file()
-        if has_manifest and read_manifest(folder).kind == "export":
-            return folder
+        if has_manifest and (manifest := read_manifest(folder)).kind == "export":
+            return Artifact(folder, manifest).verify().path
         if not has_manifest and (folder / "config.json").is_file():
             return folder
         return self.find("draft", reference)

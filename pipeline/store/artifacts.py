@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_specs.calibration import CALIBRATION
 from data_specs.errors import UserError
 from data_specs.files import rename_synced
 from data_specs.manifest import (
@@ -48,9 +49,16 @@ class Artifact:
         """``name:version``, as a user may type it."""
         return f"{self.manifest.name}:{self.manifest.version}"
 
-    def verify(self) -> None:
-        """Check every file against the manifest. Raises ``ManifestError`` naming the first damaged file."""
-        verify_files(self.path, self.manifest.files)
+    def verify(self) -> Artifact:
+        """This artifact, after its files were compared with the manifest.
+
+        Raises ``ManifestError`` that names the first file that is damaged, missing or unknown. Of a cache, which may
+        have terabytes, only names and sizes are compared: training reads the digests too (``train.verify``).
+        """
+        # Earlier versions kept a draft's calibration beside it.
+        beside = [CALIBRATION] if self.manifest.kind == "draft" else []
+        verify_files(self.path, self.manifest.files, self.manifest.kind != "cache", beside)
+        return self
 
 
 @dataclass(frozen=True)
@@ -86,21 +94,21 @@ class Store:
         return sorted(found, key=lambda a: (a.manifest.kind, a.manifest.name, _number(a.path)))
 
     def find(self, kind: str, fingerprint: str) -> Artifact | None:
-        """The committed artifact of ``kind`` that these inputs made, or None."""
+        """The committed artifact of ``kind`` that these inputs made, verified, or None; errors as of ``verify``."""
         matches = [a for a in self.list(kind) if a.manifest.fingerprint == fingerprint]
-        return matches[-1] if matches else None
+        return matches[-1].verify() if matches else None
 
     def resolve(self, kind: str, reference: str) -> Artifact:
         """The artifact that ``reference`` names: ``name``, ``name:latest``, ``name:v3`` or a folder.
 
-        Raises ``ArtifactError`` with the artifacts that exist if none matches.
+        It is verified. Raises ``ArtifactError`` with the artifacts that exist if none matches, and as ``verify`` does.
         """
         folder = Path(reference)
         if (folder / MANIFEST).is_file():
             manifest = read_manifest(folder)
             if manifest.kind != kind:
                 raise ArtifactError(f"{folder}: expected an artifact of kind {kind}, got {manifest.kind}")
-            return Artifact(folder, manifest)
+            return Artifact(folder, manifest).verify()
         name, _, version = reference.partition(":")
         candidates = [a for a in self.list(kind) if a.manifest.name == name]
         if version not in ("", "latest"):
@@ -110,7 +118,7 @@ class Store:
             raise ArtifactError(
                 f"{kind}={reference}: no such {kind} under {self.root}, nor a folder with {MANIFEST}; found: {there}"
             )
-        return candidates[-1]
+        return candidates[-1].verify()
 
     def work_folder(self, kind: str, name: str, fingerprint: str) -> Path:
         """The folder in which the artifact of these inputs is made before its commit."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_specs.calibration import CALIBRATION
-from data_specs.manifest import MANIFEST, read_manifest
+from data_specs.manifest import MANIFEST, ManifestError, read_manifest
+from pipeline import console
 from pipeline.store.artifacts import Artifact, Store
 
 
@@ -46,8 +47,17 @@ def lineage(store: Store, parents: Mapping[str, str]) -> list[Ancestor]:
 
 
 def made_of_draft(store: Store, kind: str, draft: str | None) -> list[Artifact]:
-    """Artifacts of ``kind`` made from the draft with the fingerprint ``draft``, latest first; [] if that is None."""
-    made = [one for one in store.list(kind) if draft and one.manifest.parents.get("draft") == draft]
+    """Artifacts of ``kind`` made from the draft with the fingerprint ``draft``, latest first; [] if that is None.
+
+    Damaged ones are named and passed over: they must not stop work on the others.
+    """
+    made = []
+    for one in store.list(kind):
+        if draft and one.manifest.parents.get("draft") == draft:
+            try:
+                made.append(one.verify())
+            except ManifestError as error:
+                console.say(f"passed over: {error}")
     return sorted(reversed(made), key=lambda one: one.manifest.created, reverse=True)
 
 

@@ -4,6 +4,14 @@ from pathlib import Path
 import pytest
 from tiny_errors import refused
 
+import data_specs.answers
+import data_specs.evaluation
+import data_specs.export
+import data_specs.study
+import data_specs.target_cache
+import stages.compare.run
+import stages.report.run
+import stages.train.loop
 from data_specs import manifest as m
 
 
@@ -72,3 +80,19 @@ def test_an_edited_manifest_is_refused(tmp_path: Path, field: str, value: object
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     with pytest.raises(m.ManifestError, match="manifest.json"):
         m.read_manifest(tmp_path)
+
+
+def test_another_version_s_artifact_is_refused_by_its_version(tmp_path: Path) -> None:
+    for version in (99, 0, "1"):
+        m.write_manifest(tmp_path, example(schema_version=version))
+        with refused(m.ManifestError, "manifest.json", "schema_version", repr(version)):
+            m.read_manifest(tmp_path)
+
+
+def test_the_versions_are_those_that_are_written() -> None:
+    modules = {
+        "answers": data_specs.answers, "cache": data_specs.target_cache, "evaluation": data_specs.evaluation,
+        "study": data_specs.study, "export": data_specs.export, "draft": stages.train.loop,
+        "comparison": stages.compare.run, "report": stages.report.run,
+    }  # fmt: skip
+    assert {kind: module.SCHEMA_VERSION for kind, module in modules.items()} == m.VERSIONS

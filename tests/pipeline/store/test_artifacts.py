@@ -105,3 +105,51 @@ def test_a_damaged_manifest_does_not_stop_work_on_others(store: Store, capsys) -
     assert str(bad.path) in capsys.readouterr().out
     with pytest.raises(ManifestError, match="manifest.json"):
         store.resolve("draft", str(bad.path))
+
+
+def damage(made: Artifact, how: str) -> str:
+    """Damage ``made`` after its commit; returns the name that an error must tell."""
+    weights = made.path / "weights.bin"
+    if how == "flipped":
+        weights.write_text("y")
+    elif how == "cut":
+        weights.write_text("")
+    elif how == "removed":
+        weights.unlink()
+    else:
+        (made.path / "more.parquet").write_text("unlisted")
+        return "more.parquet"
+    return "weights.bin"
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "removed", "added"])
+def test_every_reader_gets_a_whole_artifact(store: Store, how: str) -> None:
+    """A damaged artifact is not passed on, by whichever way it is asked for."""
+    made = make(store)
+    name = damage(made, how)
+    for ask in (
+        lambda: store.find("draft", "f" * 64),
+        lambda: store.resolve("draft", "a"),
+        lambda: store.resolve("draft", str(made.path)),
+    ):
+        with refused(ManifestError, name):
+            ask()
+    assert [one.reference for one in store.list()] == ["a:v0"]  # a list opens nothing
+
+
+def test_a_calibration_that_an_earlier_version_kept_beside_its_draft_is_no_damage(store: Store) -> None:
+    made = make(store)
+    (made.path / "calibration.json").write_text("{}")
+    assert store.resolve("draft", "a").path == made.path
+
+
+def test_of_a_cache_names_and_sizes_are_compared(store: Store) -> None:
+    """Its digests are read once, by the training."""
+    work = store.begin("cache", "c", 1, "c" * 64, {}, {})
+    (work.path / "shard").write_text("abc")
+    made = store.commit(work, {})
+    (made.path / "shard").write_text("xyz")
+    assert store.resolve("cache", "c").path == made.path
+    (made.path / "shard").write_text("xy")
+    with refused(ManifestError, "shard", 3, 2):
+        store.resolve("cache", "c")
