@@ -129,16 +129,9 @@ def run_list(config: Config, store: Store, made: dict[str, Artifact]) -> None:
 
 
 STEPS: dict[str, Callable[[Config, Store, dict[str, Artifact]], None]] = {
-    "cache": run_cache,
-    "train": run_train,
-    "evaluate": run_evaluate,
-    "study": run_study,
-    "compare": run_compare,
-    "report": run_report,
-    "export": run_export,
-    "import": run_import,
-    "list": run_list,
-}
+    "cache": run_cache, "train": run_train, "evaluate": run_evaluate, "study": run_study, "compare": run_compare,
+    "report": run_report, "export": run_export, "import": run_import, "list": run_list,
+}  # fmt: skip
 
 QUICK = {"list", "report", "export", "import"}  # steps that need only one process
 

@@ -11,17 +11,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from rich import box
+from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 QUIET_SECONDS = 10.0  # between two lines of progress without a terminal (log file, CI)
@@ -37,7 +30,7 @@ console = Console(
 class Bar:
     """Progress of one job; ``advance`` counts work and may show a note at the end of the line."""
 
-    def __init__(self, title: str, total: float, progress: Progress | None) -> None:
+    def __init__(self, title: str, total: float, progress: bars.Progress | None) -> None:
         self.title, self.total, self.progress = title, max(total, 1e-9), progress
         self.done = 0.0
         self.started = self.printed = time.monotonic()
@@ -70,10 +63,10 @@ def progress(title: str, total: float, enabled: bool = True) -> Iterator[Bar]:
         yield bar
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(),
+        bars.TextColumn("left"), bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[note]}"),
     )  # fmt: skip
-    with Progress(*columns, console=console) as shown:
+    with bars.Progress(*columns, console=console) as shown:
         yield Bar(title, total, shown)
 
 

@@ -119,9 +119,8 @@ class Engine:
                     with self.clock.paused():
                         self._pace = self.reference()
                 self._admit(queue)
-                if (
-                    self.draft is None
-                ):  # With a draft, schedules and their simulation rely on the order of arrival.
+                # With a draft, schedules and their simulation rely on the order of arrival.
+                if self.draft is None:
                     self._close_gaps()
                 yield from self._step()
 
@@ -217,11 +216,10 @@ class Engine:
         self._record(live, context, made, lengths, verified)
         self._take_in(live, verified)
         draft_seconds += self.clock.lap()
-        per_request = (draft_seconds + schedule_seconds) / len(live), verify_seconds / len(live)
+        draft_share = (draft_seconds + schedule_seconds) / len(live)
+        verify_share = verify_seconds / len(live)
         for one in live:
-            one.rounds[-1] = replace(
-                one.rounds[-1], draft_seconds=per_request[0], verify_seconds=per_request[1]
-            )
+            one.rounds[-1] = replace(one.rounds[-1], draft_seconds=draft_share, verify_seconds=verify_share)
         rounds = [one.rounds[-1] for one in live]
         return replace(
             step, requests=len(live), context=sum(context), drafted=made.tokens.numel(), verified=len(verified.ids),
@@ -262,12 +260,9 @@ class Engine:
         going = [not self._ended(one) for one in live]
         kept = np.where(going, np.array(verified.accepted) + 1, 0)
         taken = _first(verified.rows, kept)[verified.rows]  # bool [T]
-        self._observe(
-            [one for one, goes in zip(live, going, strict=True) if goes],
-            kept[kept > 0].tolist(),
-            verified.ids[taken],
-            States(verified.states.hidden[taken], verified.states.last_hidden[taken]),
-        )
+        staying = [one for one, goes in zip(live, going, strict=True) if goes]
+        states = States(verified.states.hidden[taken], verified.states.last_hidden[taken])
+        self._observe(staying, kept[kept > 0].tolist(), verified.ids[taken], states)
 
     def _propose(self, live: list[_Live], anchors: Tensor, limit: int) -> Proposals:
         if self.draft is None or limit < 1:
