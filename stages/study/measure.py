@@ -65,7 +65,7 @@ class InProcessServer:
         self.sampler, self.temperatures = sampler, temperatures
         self.study, self.seed = config.study, config.seed
         self._reference: Reference | None = None
-        self.last: tuple[int, list[Step]] | None = None  # concurrency and steps of the latest timing
+        self.last: dict[int, list[Step]] = {}  # concurrency -> steps, of the latest timing only
 
     @classmethod
     def load(
@@ -119,7 +119,7 @@ class InProcessServer:
     def time_steps(self, slots: int) -> list[Step]:
         """Time steps now (timing.py)."""
         steps = time_steps(self.engine, self.prompts, slots, self.draft.max_drafts, self.study.timing_tokens)
-        self.last = slots, steps
+        self.last = {slots: steps}
         return steps
 
     def measure(self, point: StudyPoint, count: int, predicted: bool) -> MeasuredPoint:
@@ -127,8 +127,7 @@ class InProcessServer:
 
         Without ``predicted``, the machine is timed once per concurrency, which is enough for the scheduler.
         """
-        known = self.last is not None and self.last[0] == point.concurrency
-        before = self.last[1] if self.last is not None and known else self.time_steps(point.concurrency)
+        before = self.last.get(point.concurrency) or self.time_steps(point.concurrency)
         rates = StepRates(from_steps(before), self.draft.max_drafts)
         policy = point.arm.policy(rates, self.draft.config.enable_confidence_head)
         engine = self.engine(policy, point.concurrency, point.arm.drafts)

@@ -190,4 +190,4 @@ def test_warming_up_runs_everything_and_is_no_timing(config, models, monkeypatch
     monkeypatch.setattr(served, "engine", lambda *asked: made.append(engine(*asked)) or made[-1])
     served.warm_up()
     (warm,) = made
-    assert max(step.drafted for step in warm.steps) > 0 and served.last is None
+    assert max(step.drafted for step in warm.steps) > 0 and served.last == {}
