@@ -50,7 +50,7 @@ LATENCY = "Sequential share of a draft step's time"
 
 
 def title(result: ComparisonResult) -> str:
-    """What was compared."""
+    """The heading of the report."""
     return f"Drafters on {result.facts.target}"
 
 

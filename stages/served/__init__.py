@@ -1,1 +1,1 @@
-"""stage=evaluate of a running server: what it serves, by its own counters."""
+"""stage=evaluate of a running server: the acceptance of its drafts, from its own counters."""

@@ -151,7 +151,7 @@ class EngineServer:
         except RefusalError:
             return {}
 
-    # what differs between engines
+    # The methods below differ between engines.
 
     def check(self, metrics: Metrics | None) -> None:
         """Raise ``ServerError`` if the counters of drafts do not fit ``drafts``."""
