@@ -1,1 +1,1 @@
-"""Stages read artifacts and write artifacts; none imports another."""
+"""Stage evaluate: speculative decoding of a draft on benchmarks -> rounds and their report."""
