@@ -32,21 +32,29 @@ def planned_draft(ahead: Ahead) -> Model:
         taps = CacheReader(ahead.cache().path).spec.taps
     except (LaterError, ArtifactError):
         taps = resolve_taps(config.target, tensors.config.num_hidden_layers)
-    size = drafter.vocab_size
+    check_draft(config, rows)
+    # Another start changes the values of the tensors, but not their shapes.
+    plain = dataclasses.replace(drafter, init=InitConfig())
+    start = Start(ids=None if drafter.vocab_size is None else torch.arange(drafter.vocab_size, device="meta"))
+    chosen = [taps[i] for i in chosen_taps(drafter, taps)]
+    with torch.device("meta"):
+        return build(plain, tensors, chosen, mask_token(config, tensors.folder, rows), start)
+
+
+def check_draft(config: Config, rows: int) -> None:
+    """Raise ``ConfigError`` if the draft cannot be compiled, or its vocabulary is not below the target's ``rows``."""
+    drafter, size = config.drafter, config.drafter.vocab_size
     if size is not None and size >= rows:
         raise ConfigError(f"drafter.vocab_size={size}: expected less than the target's {rows} rows")
     if config.train.compile and not issubclass(ALGORITHMS[drafter.algorithm], Backbone):
         raise ConfigError(f"train.compile: drafter.algorithm={drafter.algorithm} cannot be compiled")
-    # Another start changes the values of the tensors, but not their shapes.
-    plain = dataclasses.replace(drafter, init=InitConfig())
-    start = Start(ids=None if size is None else torch.arange(size, device="meta"))
-    chosen = [taps[i] for i in chosen_taps(drafter, taps)]
-    with torch.device("meta"):
-        return build(plain, tensors, chosen, _mask_token(config, tensors.folder, rows), start)
 
 
-def _mask_token(config: Config, folder: Path, rows: int) -> int | None:
-    """The mask token, checked as far as that is possible without a cache."""
+def mask_token(config: Config, folder: Path, rows: int) -> int | None:
+    """The mask token, or None for a drafter that fills no block; ``folder`` is that of the target.
+
+    Raises ``ConfigError`` if it is not one of the target's ``rows``. Only a cache shows whether the data contain it.
+    """
     number = config.target.mask_token_id
     if not issubclass(ALGORITHMS[config.drafter.algorithm], Backbone):
         return None

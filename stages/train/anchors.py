@@ -1,8 +1,7 @@
-"""Anchors: where blocks are drafted in a sample. Pure functions of the mask and a key.
+"""Anchors, the positions in a sample at which blocks are drafted, as pure functions of the mask and a key.
 
-An anchor at position a is legal where token a+1, the label of the block's first slot, is an answer token
-(pitfall 3). The key (seed, step, sample) decides the draw, so that it does not depend on the rank that makes
-it and is the same after a resume.
+An anchor at position a is legal if token a+1, the label of the block's first draft, is an answer token (pitfall 3). The
+draw depends only on the key (seed, step, sample), so it is the same on every rank and after a resume.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from pipeline.drafts.base import Blocks
 
-TRAIN, HELDOUT = 0, 1  # first part of a key: draws for the two purposes are independent
+TRAIN, HELDOUT = 0, 1  # part of a key, which makes the draws for the two purposes independent
 
 
 def legal_anchors(loss_mask: Tensor) -> Tensor:
@@ -24,9 +23,9 @@ def legal_anchors(loss_mask: Tensor) -> Tensor:
 
 
 def sample_anchors(loss_mask: Tensor, count: int, key: Sequence[int]) -> Tensor:
-    """Up to ``count`` legal anchors of one sample without replacement, int64 [<= count] ascending.
+    """Draw up to ``count`` legal anchors of one sample without replacement, int64 [<= count] ascending.
 
-    ``key``: non-negative integers; equal keys give equal draws.
+    ``key`` consists of non-negative integers. Equal keys give equal draws.
     """
     legal = legal_anchors(loss_mask)
     if len(legal) <= count:
@@ -36,7 +35,7 @@ def sample_anchors(loss_mask: Tensor, count: int, key: Sequence[int]) -> Tensor:
 
 
 def stack(rows: Sequence[Tensor]) -> Blocks:
-    """Blocks of several samples; shorter rows repeat their last anchor (0 if none), marked not to keep."""
+    """Blocks of several samples. Shorter rows are padded with their last anchor (0 if they have none)."""
     width = max((len(row) for row in rows), default=0)
     anchors = torch.zeros(len(rows), width, dtype=torch.int64)
     keep = torch.zeros(len(rows), width, dtype=torch.bool)

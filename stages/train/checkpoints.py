@@ -1,7 +1,7 @@
-"""Checkpoints that are there whole or not at all, and which of them a run goes on from.
+"""Checkpoints that exist as a whole or not at all, and the choice of the one that a run resumes from.
 
-``checkpoints/step-00000040/`` holds DeepSpeed's files and ``complete.json`` (step, ranks, sizes of all
-files), which is written last, before the folder gets its name by rename (pitfalls 20, 34).
+``checkpoints/step-00000040/`` holds DeepSpeed's files and ``complete.json`` (step, layout, sizes of all files), which
+is written last, before a rename gives the folder its name (pitfalls 20, 34).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMPLETE = "complete.json"
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """What a checkpoint and the run that loads it must have in common, because the files are split accordingly."""
+    """The properties that a checkpoint and the run that loads it share, because the files are divided by them."""
 
     world_size: int
     stage: int
@@ -36,12 +36,12 @@ class Checkpoint:
 
 
 def partial_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of ``step`` is written before it is complete."""
+    """The folder of the checkpoint of ``step`` before it is complete."""
     return folder / f".partial-{step:08d}"
 
 
 def begin(folder: Path, step: int) -> Path:
-    """Make an empty ``partial_folder``, and remove what a killed process left there."""
+    """Make an empty ``partial_folder``; remove the files that a killed process left there."""
     path = partial_folder(folder, step)
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -49,7 +49,7 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def complete(folder: Path, step: int, layout: CheckpointLayout) -> Checkpoint:
-    """Turn ``partial_folder`` into a checkpoint, after all ranks have written their parts."""
+    """Turn ``partial_folder`` into a checkpoint after all ranks have written their parts."""
     partial, path = partial_folder(folder, step), folder / f"step-{step:08d}"
     written = sorted(file for file in partial.rglob("*") if file.is_file())
     files = {file.relative_to(partial).as_posix(): file.stat().st_size for file in written}
@@ -60,13 +60,13 @@ def complete(folder: Path, step: int, layout: CheckpointLayout) -> Checkpoint:
 
 
 def complete_ones(folder: Path) -> list[Checkpoint]:
-    """Complete checkpoints below ``folder``, oldest first; one with a missing or short file does not count."""
+    """The complete checkpoints in ``folder``, oldest first. One with a missing or short file does not count."""
     found = (_read(path) for path in sorted(folder.glob("step-*")))
     return [checkpoint for checkpoint in found if checkpoint is not None]
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint; if the removal is interrupted, what is left counts as incomplete."""
+    """Remove a checkpoint. If this is interrupted, the rest counts as incomplete."""
     (path / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
@@ -88,24 +88,21 @@ def check_layout(checkpoint: Checkpoint, layout: CheckpointLayout) -> None:
     ):
         if had != has:
             raise ConfigError(
-                f"{key}={has}: the checkpoint to resume from was written with {key}={had}; go on with {had}, "
+                f"{key}={has}: the checkpoint to resume from was written with {key}={had}; use {key}={had}, "
                 f"or remove {checkpoint.path} to start again"
             )
     if checkpoint.layout.names != layout.names:
-        different = sorted(set(checkpoint.layout.names) ^ set(layout.names))
-        raise ConfigError(
-            f"{checkpoint.path}: was written for another draft; different tensors: {different[:5]}"
-        )
+        different = sorted(set(checkpoint.layout.names) ^ set(layout.names))[:5]
+        raise ConfigError(f"{checkpoint.path}: was written for another draft; different tensors: {different}")
 
 
 def _read(path: Path) -> Checkpoint | None:
     if not (path / COMPLETE).is_file():
         return None
     record = read_json(path / COMPLETE)
-    for name, size in record["files"].items():
-        file = path / name
-        if not file.is_file() or file.stat().st_size != size:
-            return None
+    sizes = {(path / name): size for name, size in record["files"].items()}
+    if any(not file.is_file() or file.stat().st_size != size for file, size in sizes.items()):
+        return None
     return Checkpoint(path, record["step"], CheckpointLayout(**record["layout"]))
 
 

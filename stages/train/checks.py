@@ -1,4 +1,4 @@
-"""What stage=train can know before it begins: the target's tensors, the draft, what it starts from, its cache, room."""
+"""The checks of stage=train before it begins: target, draft, the draft that it starts from, cache, and disk space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stages.train.plan import check_start, checkpoint_bytes, prepare, with_start
 
 
 def checks(ahead: Ahead) -> list[Check]:
-    """All that the draft of ``ahead`` will need, apart from its cache's contents where that is still to come."""
+    """Check everything that the training of ``ahead`` needs, except the contents of a cache that does not exist yet."""
     config, made = ahead.config, list[Model]()
 
     def draft() -> str:
@@ -21,10 +21,8 @@ def checks(ahead: Ahead) -> list[Check]:
         trained = sum(parameter.numel() for parameter in made[0].trainable_parameters())
         return f"{made[0].config.architectures[0]}, {trained:,} parameters to train"
 
-    found = [
-        checked("the target's tensors and the draft's layers", draft),
-        checked("cache to train on", lambda: cache(ahead)),
-    ]
+    found = [checked("the target's tensors and the draft's layers", draft)]
+    found.append(checked("cache to train on", lambda: cache(ahead)))
     if not made:
         return found
     if config.drafter.init.draft is not None:
@@ -33,14 +31,13 @@ def checks(ahead: Ahead) -> list[Check]:
 
 
 def cache(ahead: Ahead) -> str:
-    """The cache, which fits target and drafter; see ``Setup`` for the errors."""
-    there = ahead.cache()
-    setup = prepare(with_start(ahead.config, ahead.store), there)
-    return f"{there.reference}, {len(setup.samples.numbers)} samples to train on"
+    """Check that the cache fits target and drafter. ``Setup`` describes the errors."""
+    setup = prepare(with_start(ahead.config, ahead.store), ahead.cache())
+    return f"{setup.cache.reference}, {len(setup.samples.numbers)} samples to train on"
 
 
 def start(ahead: Ahead, draft: Model) -> str:
-    """The draft that this one starts from; ``UserError`` if there is none, or its tensors mean other things."""
+    """Check the draft that this one starts from. Raises ``UserError`` if there is none, or as ``check_start`` does."""
     source = str(ahead.config.drafter.init.draft)
     folder = Path(source) if Path(source).is_dir() else ahead.find("draft", source).path
     check_start(folder, list(draft.config.target_layer_ids), ahead.config.drafter.sample_from_anchor)
@@ -48,12 +45,10 @@ def start(ahead: Ahead, draft: Model) -> str:
 
 
 def room(ahead: Ahead, draft: Model) -> Check:
-    """The bytes of the checkpoints that are kept, of the best draft and the last, less what a killed run has left."""
+    """The bytes of the kept checkpoints and of the best and the last draft, minus the files of a killed run."""
     config, train = ahead.config, ahead.config.train
-    trained, parameters = (
-        sum(parameter.numel() for parameter in some)
-        for some in (draft.trainable_parameters(), draft.parameters())
-    )
+    trained = sum(parameter.numel() for parameter in draft.trainable_parameters())
+    parameters = sum(parameter.numel() for parameter in draft.parameters())
     kept = train.keep_checkpoints
     if train.steps is not None:
         kept = min(kept, math.ceil(train.steps / train.checkpoint_every))

@@ -1,4 +1,4 @@
-"""One live run a training: two of them in one work folder would mix their records and checkpoints."""
+"""Allows one live run per training, because two in one work folder would mix their records and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ POLL_SECONDS = 1.0
 
 
 class BusyError(UserError):
-    """Another live process works on the same training."""
+    """Another live process runs the same training."""
 
 
 @contextmanager
 def sole_run(folder: Path) -> Iterator[Lease]:
-    """Rank 0 holds the claim of the run in the work ``folder`` for the block; all ranks enter together.
+    """Rank 0 holds the claim on the work ``folder`` for the duration of the block. All ranks enter together.
 
-    The claim may be lost: rank 0 calls its ``check`` before it writes. Raises ``BusyError`` on rank 0 if
-    another live process holds the claim; that of a dead owner is taken over.
+    Rank 0 calls the claim's ``check`` before it writes, because a claim may be lost. The claim of a dead process is
+    taken over. Raises ``BusyError`` on rank 0 if another live process holds it.
     """
     lease = Lease(folder, "run")
     trainer.on_main(lambda: _take(lease, folder))
@@ -36,15 +36,13 @@ def sole_run(folder: Path) -> Iterator[Lease]:
 
 
 def _take(lease: Lease, folder: Path) -> None:
-    """Take the claim. An owner on another host is alive if its claim changes, so that is waited for."""
+    """Take the claim. This waits to see whether the claim of an owner on another host changes: then it is alive."""
     first: Holder | None = None
     while not lease.take():
         holder = lease.holder
         if holder is not None:
             if holder.is_here or first not in (None, holder):
-                raise BusyError(
-                    f"{folder}: this very training is being run by {holder}: wait for it, or stop it"
-                )
+                raise BusyError(f"{folder}: {holder} runs the same training: wait for it, or stop it")
             if first is None:
                 console.say(f"waiting for a sign of life of the run's last owner: {holder}")
             first = holder

@@ -1,13 +1,13 @@
 """Stage train: target cache -> draft.
 
-The work folder of a run (pitfall 36: one, found by the fingerprint of its inputs):
+A run has one work folder, which the fingerprint of its inputs determines (pitfall 36):
 
-    metrics.jsonl          the record, see record.py; goes into the artifact
+    metrics.jsonl          the record (record.py), which becomes part of the artifact
     run/checkpoints/       see checkpoints.py
-    run/best/step-N/       drafts that were the best by held-out accepted length when they were saved
+    run/best/step-N/       drafts that had the best held-out accepted length when they were saved
 
-At the end ``config.json``, ``model.safetensors`` (the best draft), ``last/`` and ``training.png`` are written
-beside them, then ``summary.json``, which says that only the removal of ``run/`` and the commit are left.
+At the end, ``config.json``, ``model.safetensors`` (the best draft), ``last/`` and ``training.png`` are added. Then
+``summary.json`` is written, after which only the removal of ``run/`` and the commit remain.
 """
 
 from __future__ import annotations
@@ -46,17 +46,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class NonFiniteError(UserError):
-    """A loss or a gradient that is NaN or infinite; nothing was updated with it."""
+    """A loss or a gradient is NaN or infinite. The draft was not updated with it."""
 
 
 def run_train(config: Config, store: Store, cache: Artifact) -> Artifact | None:
-    """Train the draft that ``config`` describes on ``cache`` and commit it; None with ``plan=true``.
+    """Train the draft that ``config`` describes on ``cache`` and commit it. Returns None with ``plan=true``.
 
-    Goes on from the newest complete checkpoint of an interrupted run with the same inputs. Raises
-    ``UserError`` for a cache that is damaged or does not fit, ``BusyError`` when another process runs the
-    same training, ``ClaimLostError`` when another one took over because this one stood still,
-    ``NonFiniteError`` for a run that broke, and ``SystemExit`` (128 + n) after a checkpoint when signal n
-    asked it to end.
+    An interrupted run with the same inputs is continued from its newest complete checkpoint. Raises ``UserError`` if
+    the cache is damaged or does not fit, ``BusyError`` if another process runs the same training, ``ClaimLostError``
+    if another process took over because this one stood still, ``NonFiniteError`` if a loss or gradient is not finite,
+    and, if signal n stops the run, ``SystemExit`` (128 + n) after a checkpoint.
     """
     setup = prepare(with_start(config, store), cache)
     inputs = fingerprint(SCHEMA_VERSION, setup.inputs)
@@ -76,16 +75,14 @@ def run_train(config: Config, store: Store, cache: Artifact) -> Artifact | None:
 
 
 def _train(setup: Setup, store: Store, name: str, inputs: str, claim: Lease) -> Artifact:
-    """Train and commit the draft ``name`` of the fingerprint ``inputs``, in the group of all ranks."""
-    settings, parents = section(setup.config), {"cache": setup.cache.manifest.fingerprint}
-    made = setup.cache.manifest.config[
-        "target"
-    ]  # The text of the template is in it; the config has the rest.
-    settings["target"] |= {key: made[key] for key in ("chat_template",) if key in made}
+    """Train and commit the draft ``name`` with the fingerprint ``inputs``. All ranks call it together."""
+    config, parents = setup.config, {"cache": setup.cache.manifest.fingerprint}
+    settings, made = section(config), setup.cache.manifest.config["target"]
+    if "chat_template" in made:  # the text of the template, which the config lacks
+        settings["target"]["chat_template"] = made["chat_template"]
     work = store.begin("draft", name, SCHEMA_VERSION, inputs, parents, settings)
-    tracker = Tracker(
-        setup.config.tracking, store.root, work.path / RUN, inputs[:16], name, settings, ranks.is_main()
-    )
+    run = (store.root, work.path / RUN, inputs[:16], name)
+    tracker = Tracker(config.tracking, *run, settings, ranks.is_main())
     code = 1
     try:
         if not trainer.from_main((work.path / SUMMARY).is_file()):
@@ -101,20 +98,17 @@ def _train(setup: Setup, store: Store, name: str, inputs: str, claim: Lease) -> 
 
 
 def _outcome(counts: Mapping[str, Any]) -> str:
-    """The summary in a few words."""
-    length = counts["best_accepted_length"]
-    kept = (
-        f"held-out accepted length {length:.2f} at step {counts['best_step']}"
-        if length
-        else "no held-out samples"
-    )
+    """A short summary of the run."""
+    kept = "no held-out samples"
+    if length := counts["best_accepted_length"]:
+        kept = f"held-out accepted length {length:.2f} at step {counts['best_step']}"
     seen = f"{counts['passes']:.3g} passes over {counts['samples']:,} samples"
     batch = round(counts["passes"] * counts["samples"] / counts["steps"])
     return f"{counts['steps']} steps of {batch} sequences ({seen}), {counts['trainable']:,} trained parameters, {kept}"
 
 
 def _commit(store: Store, work: Work, claim: Lease) -> Artifact:
-    """Remove what was only for the work, and commit what is for others."""
+    """Remove the files that are not part of the artifact, and commit the artifact."""
     if ranks.is_main():
         claim.check()
         shutil.rmtree(work.path / RUN, ignore_errors=True)
@@ -133,41 +127,37 @@ class Run:
         self.decided = 0  # the signal that asked this rank to end
 
     def train(self) -> None:
-        """Train from where an interrupted run left off to the end, and write the artifact's files."""
-        train = self.config.train
+        """Train from the last checkpoint, or from the start, to the end, and write the artifact's files."""
+        train, deepspeed = self.config.train, self.config.deepspeed
         trainer.on_main(lambda: self.setup.samples.reader.verify(full=train.verify == "full"))
-        layout = self._layout()
+        names = sorted(name for name, p in self.setup.draft.named_parameters() if p.requires_grad)
+        self.layout = checkpoints.CheckpointLayout(ranks.world_size(), deepspeed.stage, names)
         start = trainer.from_main(checkpoints.newest(self.checkpoints) if ranks.is_main() else None)
         if start is not None:
-            checkpoints.check_layout(start, layout)
+            checkpoints.check_layout(start, self.layout)
         show_size(self.setup)
         with ExitStack() as stack:
-            self.engine = trainer.Trainer(
-                self.setup.draft, train, self.config.deepspeed, self.setup.sharing.micro_steps
-            )
+            micro_steps = self.setup.sharing.micro_steps
+            self.engine = trainer.Trainer(self.setup.draft, train, deepspeed, micro_steps)
             stack.callback(self.engine.close)
             first = self._resume(start)
             stack.enter_context(_signals(self._on_signal))
-            self._steps(first, layout)
+            self._steps(first)
             self._finish()
 
-    def _layout(self) -> checkpoints.CheckpointLayout:
-        names = [name for name, p in self.setup.draft.named_parameters() if p.requires_grad]
-        return checkpoints.CheckpointLayout(ranks.world_size(), self.config.deepspeed.stage, sorted(names))
-
     def _resume(self, start: checkpoints.Checkpoint | None) -> int:
-        """Restore ``start``; returns the first step that is left to do."""
+        """Restore ``start`` and return the first step that remains."""
         step = 0 if start is None else start.step
         if start is not None:
             self.engine.load(start.path)
             if ranks.is_main():
-                console.say(f"going on from the checkpoint after step {step} of {self.setup.steps}")
+                console.say(f"continuing from the checkpoint after step {step} of {self.setup.steps}")
         self.record.rewind(step)
         return step
 
     # --- the steps ---
 
-    def _steps(self, first: int, layout: checkpoints.CheckpointLayout) -> None:
+    def _steps(self, first: int) -> None:
         total, every = self.setup.steps, self.config.train
         assert every.evaluate_every is not None, "chosen"
         pin = self.engine.device.type == "cuda"
@@ -178,18 +168,23 @@ class Run:
         ):
             for step in range(first, total):
                 if stop := self._step(step, stream):
-                    self._save(step, layout)
-                    raise SystemExit(self._stopped(stop, step))
+                    self._save(step)
+                    if ranks.is_main():
+                        name = signal.Signals(stop).name
+                        console.say(
+                            f"stopped by {name} after step {step} of {total}; the same command continues"
+                        )
+                    raise SystemExit(128 + stop)
                 done = step + 1
                 if done % every.evaluate_every == 0 or done == total:
                     self._evaluate(done)
                 self._track(done)
                 if done % every.checkpoint_every == 0 or done == total:
-                    self._save(done, layout)
+                    self._save(done)
                 bar.advance(1, self._note())
 
     def _step(self, step: int, stream: Iterator[batches.Micro]) -> int:
-        """One optimizer step; or returns the signal that asked some rank to end, nothing being done."""
+        """Do one optimizer step and return 0, or do nothing and return the signal that asked a rank to end."""
         began = time.monotonic()
         micros = Timed(stream)
         first = next(micros)
@@ -212,7 +207,7 @@ class Run:
     def _gradient(
         self, step: int, micros: Iterable[batches.Micro], weights: LossWeights, global_weight: float
     ) -> dict[str, float]:
-        """Form the step's gradient, and return its figures; ``NonFiniteError`` before anything is updated."""
+        """Compute the step's gradient and return its figures. ``NonFiniteError`` is raised before an update."""
         sums = Sums()
         for micro in micros:
             on_device = micro.to(self.engine.device)
@@ -225,7 +220,7 @@ class Run:
         return figures
 
     def _culprits(self, step: int, sums: Sums) -> str:
-        """The message about a step whose loss or gradient is not finite; the same on all ranks."""
+        """The error message for a step whose loss or gradient is not finite. It is the same on all ranks."""
         keys = self.setup.samples.reader.keys
         bad = [
             f"samples {', '.join(f'{n} ({keys[n][:12]})' for n in numbers if n >= 0) or 'none'}: "
@@ -239,20 +234,17 @@ class Run:
     # --- held-out samples ---
 
     def _evaluate(self, done: int) -> None:
-        """Held-out loss and accepted length after ``done`` steps; the best draft so far is kept."""
-        if not self.setup.heldout:
+        """Log held-out loss and accepted length after ``done`` steps, and save the draft if it is the best so far."""
+        setup, loss = self.setup, self.config.drafter.loss
+        if not setup.heldout:
             return
         began = time.monotonic()
-        sums = Sums()
-        weights = final_weights(self.config.drafter.loss)
-        micros = batches.heldout_micros(
-            self.setup.heldout_samples, self.setup.heldout, self.setup.sharing, ranks.rank()
-        )
-        for micro in micros:
+        sums, weights = Sums(), final_weights(loss)
+        for micro in batches.heldout_micros(
+            setup.heldout_samples, setup.heldout, setup.sharing, ranks.rank()
+        ):
             on_device = micro.to(self.engine.device)
-            sums.add(
-                on_device, self.engine.evaluate(on_device, weights, self.config.drafter.loss.chunk_slots)
-            )
+            sums.add(on_device, self.engine.evaluate(on_device, weights, loss.chunk_slots))
         figures, finite = sums.over_ranks()
         if not finite:
             raise NonFiniteError(f"step {done}: the held-out loss is not finite")
@@ -265,7 +257,7 @@ class Run:
         return self.folder / RUN / "best" / f"step-{step:08d}"
 
     def _save_draft(self, folder: Path) -> None:
-        """Write the draft as it is now; on all ranks together."""
+        """Write the current draft. All ranks call it together."""
         with self.engine.gathered() as draft:
             if ranks.is_main():
                 self.claim.check()
@@ -274,10 +266,9 @@ class Run:
 
     # --- checkpoints ---
 
-    def _save(self, step: int, layout: checkpoints.CheckpointLayout) -> None:
-        """Write the checkpoint after ``step`` steps unless it is there; remove what no resume can need."""
-        there = trainer.from_main(any(c.step == step for c in checkpoints.complete_ones(self.checkpoints)))
-        if there:
+    def _save(self, step: int) -> None:
+        """Write the checkpoint after ``step`` steps unless it exists, and remove files that no resume can need."""
+        if trainer.from_main(any(c.step == step for c in checkpoints.complete_ones(self.checkpoints))):
             return
         if ranks.is_main():
             self.claim.check()
@@ -287,12 +278,12 @@ class Run:
         trainer.barrier()
         if ranks.is_main():
             self.claim.check()
-            checkpoints.complete(self.checkpoints, step, layout)
+            checkpoints.complete(self.checkpoints, step, self.layout)
             self._tidy(checkpoints.tidy(self.checkpoints, self.config.train.keep_checkpoints))
         trainer.barrier()
 
     def _tidy(self, kept: list[checkpoints.Checkpoint]) -> None:
-        """Keep those drafts only that are the best so far at one of the kept checkpoints."""
+        """Remove all drafts except those that were the best at one of the kept checkpoints."""
         best = [self.record.best(until=checkpoint.step) for checkpoint in kept]
         needed = {self._best_folder(line["step"]) for line in best if line is not None}
         for folder in (self.folder / RUN / "best").glob("*"):
@@ -304,17 +295,8 @@ class Run:
     def _on_signal(self, number: int) -> None:
         self.decided = number
 
-    def _stopped(self, number: int, step: int) -> int:
-        """Say that the run stopped; returns its exit code."""
-        if ranks.is_main():
-            name = signal.Signals(number).name
-            console.say(
-                f"stopped by {name} after step {step} of {self.setup.steps}; the same command goes on"
-            )
-        return 128 + number
-
     def _finish(self) -> None:
-        """Write the artifact's files: the last draft, the best, the plot, and at the very end the summary."""
+        """Write the artifact's files: the last draft, the best draft, the plot, and finally the summary."""
         last = self.folder / LAST
         self._save_draft(last)
         if ranks.is_main():
@@ -322,7 +304,9 @@ class Run:
             source = last if best is None else self._best_folder(best["step"])
             for path in source.iterdir():
                 shutil.copyfile(path, self.folder / path.name)
-            target = load_tensors(self.config.target)  # read anew: the draft held the other ones
+            target = load_tensors(
+                self.config.target
+            )  # a new copy, because training could have changed the draft's
             for folder in (self.folder, last):
                 check_frozen(folder, target)
             record.plot(self.record.lines, self.folder / PLOT)
@@ -331,9 +315,8 @@ class Run:
         trainer.barrier()
 
     def _summary(self, best: dict[str, Any] | None) -> dict[str, Any]:
-        """What the manifest counts."""
-        heldout = self.record.last("heldout")
-        trained = self.record.last("train")
+        """The counts of the manifest."""
+        heldout, trained = self.record.last("heldout"), self.record.last("train")
         return {
             "steps": self.setup.steps,
             "samples": len(self.setup.samples.numbers),
@@ -353,10 +336,10 @@ class Run:
     def _track(self, step: int) -> None:
         """Send the lines of ``step`` to the tracker."""
         lines = [line for line in self.record.lines[-2:] if line["step"] == step]
-        numbers = {
-            f"{x['kind']}/{key}": v for x in lines for key, v in x.items() if isinstance(v, int | float)
-        }
-        self.tracker.log(step, numbers)
+        values = {f"{line['kind']}/{key}": value for line in lines for key, value in line.items()}
+        self.tracker.log(
+            step, {key: value for key, value in values.items() if isinstance(value, int | float)}
+        )
 
     def _note(self) -> str:
         train, heldout = self.record.last("train"), self.record.last("heldout")
@@ -370,7 +353,7 @@ class Run:
 
 @contextmanager
 def _signals(handle: Callable[[int], None]) -> Iterator[None]:
-    """The first of ``SIGNALS`` calls ``handle``; a second one of the same ends the process as usual."""
+    """Call ``handle`` at the first of each of ``SIGNALS``; the same signal a second time ends the process as usual."""
     before: dict[int, Any] = {int(number): signal.getsignal(number) for number in SIGNALS}
 
     def on_signal(number: int, _: Any) -> None:

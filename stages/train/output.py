@@ -1,4 +1,4 @@
-"""Draft folders that a run writes, and the check that frozen tensors were not trained."""
+"""Writes a run's draft folders, and checks that frozen tensors were not trained."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def check_frozen(folder: Path, tensors: TargetTensors) -> None:
     head = tensors.head if ids is None else tensors.head[ids]
     for name, expected in zip(FROZEN, (tensors.embedding, head), strict=True):
         if name in found and not same_bits(found[name], expected):
-            raise RuntimeError(f"{folder / WEIGHTS}: {name} is not the target's: training changed it")
+            raise RuntimeError(f"{folder / WEIGHTS}: training changed {name}, which is the target's")
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal in type, shape and every bit (NaN equals NaN, 0 differs from -0)."""
+    """Whether type, shape and all bits are equal (NaN equals NaN, 0 differs from -0)."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

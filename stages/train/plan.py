@@ -1,4 +1,4 @@
-"""What a run is made of, worked out before anything is trained, and the plan that ``plan=true`` prints."""
+"""The parts of a run, prepared before the training, and the plan that ``plan=true`` prints."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ from data_specs.draft import WEIGHTS
 from data_specs.manifest import file_record
 from pipeline import console, ranks
 from pipeline.config import Config, ConfigError, InitConfig, section
-from pipeline.drafts.backbone import Backbone
 from pipeline.drafts.folders import checkpoint
 from pipeline.drafts.model import Model
-from pipeline.drafts.registry import ALGORITHMS, Start, build, chosen_taps, supervised
-from pipeline.drafts.starts.mask_token import choose
+from pipeline.drafts.planned import check_draft, mask_token
+from pipeline.drafts.registry import Start, build, chosen_taps, supervised
 from pipeline.states.reader import CacheReader
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.target.files import check_template, identity, load_tokenizer
+from pipeline.target.files import check_template, identity
 from pipeline.target.location import locate
 from pipeline.target.tensors import TargetTensors, load_layers, load_tensors
 from stages.train.batches import Recipe, Samples, Sharing, StepShares, heldout_numbers
 from stages.train.schedule import chosen, total_steps
 
-# Keys of ``train`` that change how the run is carried out, not what comes out of it.
+# Keys of ``train`` that do not change the result.
 NEUTRAL = ("micro_batch", "workers", "verify", "attention", "compile", "checkpoint_every", "keep_checkpoints")
 USED_SHARE = (
-    0.4  # of the measured rate of plain matrix products that a whole step reaches, for the plan's estimate
+    0.4  # A whole step reaches this share of the measured speed of matrix products (for the plan's estimate).
 )
 
 
 class Setup:
-    """A run's parts, each made when it is first asked for.
+    """The parts of a run. Each is made on first use.
 
-    ``config`` is that of the run, what it leaves open being chosen. Raises ``ConfigError`` for what does not fit.
+    ``config`` is the run's config with all open values chosen. Raises ``ConfigError`` if it does not fit the cache.
     """
 
     def __init__(self, config: Config, cache: Artifact) -> None:
@@ -50,6 +49,7 @@ class Setup:
         drafter, train = config.drafter, config.train
         cached = CacheReader(cache.path).spec.taps
         self.taps = chosen_taps(drafter, cached)
+        self.layers = [cached[i] for i in self.taps]
         how = supervised(drafter)
         self.recipe = Recipe(
             config.seed, train.anchors, how.drafts, how.decay, how.trained, drafter.confidence_label == "sampled",
@@ -64,7 +64,13 @@ class Setup:
         self.sharing = Sharing(config.seed, train.global_batch, train.micro_batch, ranks.world_size())
         self.steps = total_steps(train, len(self.samples.numbers))
         self.shares = StepShares(self.samples, self.sharing, ranks.rank())
-        self.mask_token_id = self._mask_token()
+        counts = self.samples.reader.token_counts
+        self.mask_token_id = mask_token(config, self.folder, len(counts))
+        if self.mask_token_id is not None and counts[self.mask_token_id]:  # pitfall 26
+            raise ConfigError(
+                f"target.mask_token_id={self.mask_token_id}: occurs {counts[self.mask_token_id]} times in the cache; "
+                "the mask must be a token that no text contains"
+            )
 
     @property
     def passes(self) -> float:
@@ -73,41 +79,35 @@ class Setup:
 
     @functools.cached_property
     def identity(self) -> str:
-        """The target's, by its files."""
+        """The identity of the target's files."""
         return identity(self.folder)
 
     @functools.cached_property
     def tensors(self) -> TargetTensors:
-        """What the draft takes from the target."""
+        """The tensors that the draft takes from the target."""
         return load_tensors(self.config.target)
 
     @functools.cached_property
     def draft(self) -> Model:
-        """The new draft, the same on every rank."""
+        """The new draft, which is the same on every rank."""
+        check_draft(self.config, len(self.tensors.embedding))
         start = Start(self._layers(), self._pairs(), self._other_draft(), self._vocabulary())
         torch.manual_seed(self.config.seed)
-        cached = self.samples.reader.spec.taps
-        taps = [cached[i] for i in self.taps]
-        draft = build(self.config.drafter, self.tensors, taps, self.mask_token_id, start)
+        draft = build(self.config.drafter, self.tensors, self.layers, self.mask_token_id, start)
         draft.attention = None if self.config.train.attention == "auto" else self.config.train.attention
         if self.config.train.compile:
-            if not isinstance(draft, Backbone):
-                name = self.config.drafter.algorithm
-                raise ConfigError(
-                    f"train.compile: drafter.algorithm={name} makes no pass that can be compiled"
-                )
             draft.compile(dynamic=True)
         return draft
 
     def _layers(self) -> dict[int, dict[str, torch.Tensor]]:
-        """Raw weights of the target's last layers, where the draft starts from them."""
+        """Raw weights of the target's last layers, if the draft starts from them."""
         if not self.config.drafter.init.layers:
             return {}
         depth = self.tensors.config.num_hidden_layers
         return load_layers(self.config.target, list(range(max(0, depth - self.config.drafter.depth), depth)))
 
     def _pairs(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Neighbouring tokens (previous, answer) of the training samples, int64 [n] each, where they are asked for."""
+        """Neighbouring tokens (previous, answer) of the training samples, int64 [n] each; None without bigrams."""
         if self.config.drafter.init.bigram is None:
             return None
         pairs = []
@@ -118,24 +118,19 @@ class Setup:
         return previous, following
 
     def _other_draft(self) -> dict[str, torch.Tensor]:
-        """Tensors of the draft that this one starts from; ``ConfigError`` where it means other things by them."""
+        """Tensors of the draft that this one starts from. Raises ``ConfigError`` as ``check_start`` does."""
         source = self.config.drafter.init.draft
         if source is None:
             return {}
-        cached = self.samples.reader.spec.taps
-        check_start(Path(source), [cached[i] for i in self.taps], self.config.drafter.sample_from_anchor)
+        check_start(Path(source), self.layers, self.config.drafter.sample_from_anchor)
         return checkpoint.read_tensors(Path(source))
 
     def _vocabulary(self) -> torch.Tensor | None:
-        """The reduced draft vocabulary: the ids, ascending, of the most frequent answer tokens of the cache."""
+        """The reduced draft vocabulary: the ids of the cache's most frequent answer tokens, ascending."""
         size = self.config.drafter.vocab_size
         if size is None:
             return None
         counts = torch.zeros(len(self.tensors.embedding), dtype=torch.int64)
-        if size >= len(counts):
-            raise ConfigError(
-                f"drafter.vocab_size={size}: expected less than the target's {len(counts)} rows"
-            )
         for number in self.samples.numbers:
             ids, mask = self.samples.reader.read_ids(int(number))
             counts += torch.bincount(ids[mask], minlength=len(counts))
@@ -148,19 +143,19 @@ class Setup:
 
     @functools.cached_property
     def heldout(self) -> list[int]:
-        """Cache numbers of the held-out samples of every evaluation."""
+        """Cache numbers of the held-out samples that every evaluation uses."""
         return heldout_numbers(self.heldout_samples, self.config.train.heldout_samples)
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All that decides what comes out, for the fingerprint."""
+        """Everything that the result depends on, for the fingerprint."""
         drafter, train = section(self.config.drafter), section(self.config.train)
         del drafter["loss"]["chunk_slots"]
-        # A draft that was trained before this key existed stays the same one.
+        # Drafts that were trained before this key existed keep their fingerprint.
         if drafter["rope_scaling"] is None:
             del drafter["rope_scaling"]
         source = self.config.drafter.init.draft
-        if source is not None:  # what it holds counts, not where it lies
+        if source is not None:  # its contents count, not its path
             drafter["init"]["draft"] = file_record(Path(source) / WEIGHTS).sha256
         return {
             "cache": self.cache.manifest.fingerprint,
@@ -184,31 +179,12 @@ class Setup:
 
     @property
     def save_dtype(self) -> torch.dtype:
-        """Of trained tensors in draft folders: the target's after a run in bf16 (then there is one)."""
+        """The type of trained tensors in draft folders: the target's after a run in bf16, else fp32."""
         return self.tensors.embedding.dtype if self.config.train.dtype == "bf16" else torch.float32
-
-    def _mask_token(self) -> int | None:
-        """The mask token; refused if the data contain it (pitfall 26). None for a drafter that fills no block."""
-        if not issubclass(ALGORITHMS[self.config.drafter.algorithm], Backbone):
-            return None
-        target, counts = self.config.target, self.samples.reader.token_counts
-        number = target.mask_token_id
-        if number is None:
-            number = choose(load_tokenizer(self.folder, target), len(counts))
-        if not 0 <= number < len(counts):
-            raise ConfigError(
-                f"target.mask_token_id={number}: expected an embedding row, 0 to {len(counts) - 1}"
-            )
-        if counts[number]:
-            raise ConfigError(
-                f"target.mask_token_id={number}: occurs {counts[number]} times in the cache; "
-                "the mask must be a token that no text contains"
-            )
-        return int(number)
 
 
 def check_start(folder: Path, taps: list[int], sample_from_anchor: bool) -> None:
-    """Raise ``ConfigError`` with the field in which the draft in ``folder`` means something else by its tensors."""
+    """Raise ``ConfigError`` with the field if the draft in ``folder`` has other taps or another anchor convention."""
     theirs = checkpoint.read_config(folder)
     for name, value in {"target_layer_ids": taps, "sample_from_anchor": sample_from_anchor}.items():
         if (got := getattr(theirs, name)) != value:
@@ -216,7 +192,7 @@ def check_start(folder: Path, taps: list[int], sample_from_anchor: bool) -> None
 
 
 def checkpoint_bytes(trainable: int, stage: int) -> int:
-    """Bytes of one checkpoint: the parameter and Adam's two moments; from stage 1 on also ZeRO's own fp32 copy."""
+    """Bytes of one checkpoint: parameters, Adam's two moments, and from stage 1 on ZeRO's own fp32 copy."""
     return 4 * (3 if stage == 0 else 4) * trainable
 
 
@@ -231,7 +207,7 @@ def with_start(config: Config, store: Store) -> Config:
 
 
 def prepare(config: Config, cache: Artifact) -> Setup:
-    """Check the config against the cache and the target."""
+    """The parts of the run of ``config`` on ``cache``. Raises ``ConfigError`` if they or the target do not fit."""
     made, target = cache.manifest.config["target"], config.target
     told = {"thinking": target.thinking, "template_kwargs": target.template_kwargs}
     check_template(made, told, f"the cache {cache.reference}")
@@ -258,32 +234,26 @@ def target_parameters(folder: Path) -> int:
 
 
 def show_size(setup: Setup) -> None:
-    """Print the draft's size (on rank 0). To be called before ZeRO-3 takes the parameters apart."""
-    counts = {"trainable": setup.trainable, "draft": setup.parameters}
+    """Print the draft's size on rank 0. All ranks call this before ZeRO-3 partitions the parameters."""
+    trainable, parameters = setup.trainable, setup.parameters
     if not ranks.is_main():
         return
     target = target_parameters(setup.folder)
-    rows = [
-        (name, f"{count:,}", f"{count / target:.1%}")
-        for name, count in (
-            ("trainable", counts["trainable"]),
-            ("frozen (the target's embedding and head)", counts["draft"] - counts["trainable"]),
-            ("draft", counts["draft"]),
-            ("target", target),
-        )
-    ]
-    console.table(
-        "Parameters (the paper's drafts: 5-10 % of the target)", ("", "count", "of the target"), rows
-    )
+    counts = {
+        "trainable": trainable,
+        "frozen (the target's embedding and head)": parameters - trainable,
+        "draft": parameters,
+        "target": target,
+    }
+    rows = [(name, f"{count:,}", f"{count / target:.1%}") for name, count in counts.items()]
+    title = "Parameters (the paper's drafts: 5-10 % of the target)"
+    console.table(title, ("", "count", "of the target"), rows)
 
 
 def step_flops(setup: Setup) -> float:
-    """Floating-point operations of a step: 6 a weight and slot, the target's head's included."""
-    lookups = sum(
-        m.weight.numel()
-        for m in setup.draft.modules()
-        if isinstance(m, nn.Embedding) and m.weight.requires_grad
-    )
+    """Floating-point operations of a step: 6 per weight and slot, including the weights of the target's head."""
+    embeddings = [m for m in setup.draft.modules() if isinstance(m, nn.Embedding)]
+    lookups = sum(m.weight.numel() for m in embeddings if m.weight.requires_grad)
     width = setup.tensors.head.shape[1]
     supervised = setup.samples.reader.supervised[setup.samples.numbers]
     blocks = float(np.minimum(supervised, setup.recipe.anchors).mean()) * setup.sharing.global_batch
@@ -295,12 +265,13 @@ def step_flops(setup: Setup) -> float:
 
 
 def show_plan(setup: Setup) -> None:
-    """Print what the run would take (on rank 0)."""
+    """Print the run's steps, size and estimated time on rank 0."""
     if not ranks.is_main():
         return
     train, stage = setup.config.train, setup.config.deepspeed.stage
     tokens = int(setup.samples.lengths.sum())
-    count = max(ranks.world_size(), ranks.wanted(setup.config.ranks))  # a plan is made in one process
+    # A plan is made in one process, but the run may have more.
+    count = max(ranks.world_size(), ranks.wanted(setup.config.ranks))
     sharing = dataclasses.replace(setup.sharing, world_size=count)
     seconds = setup.steps * step_flops(setup) / (USED_SHARE * matmul_rate(train.dtype) * count)
     show_size(setup)
@@ -314,22 +285,19 @@ def show_plan(setup: Setup) -> None:
             ("steps x sequences a step", f"{setup.steps:,} x {setup.sharing.global_batch}"),
             ("passes over the data", f"{setup.passes:.2f}"),
             ("tokens in all", f"{int(tokens * setup.passes):,}"),
-            ("ranks x passes x sequences a pass", _product(sharing)),
+            ("ranks x passes x sequences a pass", f"{count} x {sharing.micro_steps} x {sharing.micro_batch}"),
             ("one checkpoint", console.size(checkpoint_bytes(setup.trainable, stage))),
             ("checkpoints kept", f"{max(1, train.keep_checkpoints)}"),
             ("free disk", console.size(shutil.disk_usage(setup.cache.path).free)),
-            (
-                "expected time",
-                f"about {console.duration(seconds)} (an estimate from FLOPs and this machine's matmul speed)",
-            ),
+            ("expected time", f"about {console.duration(seconds)} (estimate from FLOPs and matmul speed)"),
         ],
     )
 
 
 def cost(config: Config, cache: Artifact) -> tuple[int, float, int]:
-    """(steps, seconds, bytes of its drafts) of a run by itself, as ``show_plan`` estimates them.
+    """(steps, seconds, bytes of its drafts) of a run that is alone on the machine, estimated as in ``show_plan``.
 
-    What the draft starts from does not matter to them, and need not be there yet.
+    They do not depend on the tensors that the draft starts from, which need not exist yet.
     """
     drafter = dataclasses.replace(config.drafter, init=InitConfig())
     setup = prepare(dataclasses.replace(config, drafter=drafter), cache)
@@ -338,13 +306,9 @@ def cost(config: Config, cache: Artifact) -> tuple[int, float, int]:
     return setup.steps, setup.steps * step_flops(setup) / rate, size
 
 
-def _product(sharing: Sharing) -> str:
-    return f"{sharing.world_size} x {sharing.micro_steps} x {sharing.micro_batch}"
-
-
-@functools.cache  # The runs of one plan are compared, and the speed of a shared machine drifts.
+@functools.cache  # All runs of a plan use the same measurement, because the speed of a shared machine drifts.
 def matmul_rate(dtype: str, size: int = 1024, seconds: float = 0.3) -> float:
-    """Measured FLOP/s of square matrix products in ``dtype`` on the device that would train."""
+    """Measured FLOP/s of square matrix products in ``dtype`` on the device that trains."""
     from stages.train.trainer import device
 
     where, kind = device(), torch.bfloat16 if dtype == "bf16" else torch.float32

@@ -1,7 +1,7 @@
-"""The run's record: one JSON object a line, of kind ``train`` (every step) or ``heldout`` (every evaluation).
+"""The run's record: one JSON object per line, of kind ``train`` (every step) or ``heldout`` (every evaluation).
 
-It is what plots, the tracker and the choice of the best draft are made from. A resumed run drops the lines
-that are later than its checkpoint, so that steps never go backwards (pitfall 37).
+Plots, the tracker and the choice of the best draft use it. A resumed run drops the lines of steps after its checkpoint,
+so that the steps are always in order (pitfall 37).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stages.train.step_sums import GREEDY, SCORE
 
 
 class Record:
-    """Lines in memory and on disk; ``writer`` False (ranks other than 0) leaves the file alone.
+    """The lines in memory and on disk. Without ``writer`` (on ranks other than 0) the file is not written.
 
-    ``check`` is called before each write, and prevents it by raising an error.
+    ``check`` is called before each write and prevents it by raising an error.
     """
 
     def __init__(self, path: Path, writer: bool = True, check: Callable[[], None] = lambda: None) -> None:
@@ -26,7 +26,7 @@ class Record:
         self.lines = read_lines(path)
 
     def rewind(self, step: int) -> None:
-        """Drop the lines of later steps than ``step``."""
+        """Drop the lines of steps after ``step``."""
         self.lines = [line for line in self.lines if line["step"] <= step]
         if self.writer:
             self.check()
@@ -34,7 +34,7 @@ class Record:
                 temporary.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add a line; it is on its way to the disk when this returns."""
+        """Add a line. It is in the file, but perhaps not yet on the disk, when this returns."""
         if self.writer:
             self.check()
             with self.path.open("a") as file:
@@ -46,13 +46,13 @@ class Record:
         return next((line for line in reversed(self.lines) if line["kind"] == kind), None)
 
     def best(self, until: int | None = None) -> dict[str, Any] | None:
-        """The held-out line of the greatest accepted length (the earliest of equals) up to step ``until``."""
+        """The held-out line with the greatest accepted length up to step ``until``; of equal ones, the earliest."""
         lines = [x for x in self.lines if x["kind"] == "heldout" and (until is None or x["step"] <= until)]
         return max(lines, key=lambda line: (line[SCORE], -line["step"]), default=None)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Lines of the record at ``path`` (none if absent); a last line cut off by a kill is left out."""
+    """The lines of the record at ``path`` (none if it is absent), without a last line that a kill has cut off."""
     if not path.is_file():
         return []
     whole, _, _ = path.read_text().rpartition("\n")
@@ -67,15 +67,16 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     losses, lengths = figure.subplots(1, 2)
-    for kind, style in (
-        ("train", {"alpha": 0.6, "linewidth": 1}),
-        ("heldout", {"marker": "o", "markersize": 3}),
-    ):
+    styles: dict[str, dict[str, Any]] = {
+        "train": {"alpha": 0.6, "linewidth": 1},
+        "heldout": {"marker": "o", "markersize": 3},
+    }
+    for kind, style in styles.items():
         chosen = [line for line in lines if line["kind"] == kind]
         steps = [line["step"] for line in chosen]
         losses.plot(steps, [line["loss"] for line in chosen], label=kind, **style)
-        known = [(line["step"], line[SCORE]) for line in chosen if SCORE in line]
-        lengths.plot(*zip(*known, strict=True), label=f"{kind}, temperature 1", **style) if known else None
+        if known := [(line["step"], line[SCORE]) for line in chosen if SCORE in line]:
+            lengths.plot(*zip(*known, strict=True), label=f"{kind}, temperature 1", **style)
         if kind == "heldout":
             lengths.plot(steps, [line[GREEDY] for line in chosen], label="heldout, greedy", **style)
     for axes, title in ((losses, "loss"), (lengths, "expected accepted length (bonus counted)")):

@@ -1,4 +1,4 @@
-"""Learning rate and loss weights as pure functions of the step: nothing to restore (pitfall 34)."""
+"""Learning rate and loss weights as pure functions of the step, so a resume restores nothing (pitfall 34)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def total_steps(config: TrainConfig, samples: int) -> int:
 
 
 def learning_rate(step: int, total: int, config: TrainConfig) -> float:
-    """Rate of step ``step`` (0-based): linear warm-up to ``lr``, then a cosine towards ``min_lr * lr``."""
+    """The rate of step ``step`` (0-based): a linear warm-up to ``lr``, then a cosine towards ``min_lr * lr``."""
     warm = math.ceil(config.warmup * total)
     if step < warm:
         return config.lr * (step + 1) / warm
@@ -56,11 +56,11 @@ def learning_rate(step: int, total: int, config: TrainConfig) -> float:
 
 
 def loss_weights(step: int, total: int, config: LossConfig) -> LossWeights:
-    """Weights of the loss terms at step ``step`` of ``total``.
+    """The weights of the loss terms at step ``step`` of ``total``.
 
-    Each moves linearly from their start values to their final ones between the shares ``ramp`` of
-    the run; without start values they are the paper's constants. (The L1 term has almost no gradient while
-    the two distributions do not overlap, which makes a short run start with cross-entropy.)
+    Each changes linearly from its start value to its final value between the two shares ``ramp`` of the run. Without a
+    start value it is constant, as in the paper. Short runs start with cross-entropy, because the L1 term has almost no
+    gradient as long as the two distributions do not overlap.
     """
     first, last = config.ramp
     share = step / total
@@ -74,7 +74,7 @@ def loss_weights(step: int, total: int, config: LossConfig) -> LossWeights:
 
 
 def final_weights(config: LossConfig) -> LossWeights:
-    """The weights at the run's end: held-out losses use them throughout, so that they can be compared."""
+    """The weights at the end of the run. All held-out losses use them, so that they are comparable."""
     return LossWeights(config.ce, config.l1, config.confidence, config.soft)
 
 

@@ -1,10 +1,9 @@
-"""Sums over micro-batches and ranks, and the figures of a step that they give."""
+"""Sums over micro-batches and ranks, and the figures of a step that follow from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from time import monotonic
 
 import torch
@@ -14,63 +13,39 @@ from pipeline.drafts.base import LossTerms, accepted_length
 from stages.train import trainer
 from stages.train.batches import Micro
 
-SCORE = "accepted_length"  # expected at temperature 1, bonus token counted
+SCORE = "accepted_length"  # expected at temperature 1, bonus token included
 GREEDY = "accepted_length_greedy"
 
 
-@dataclass(frozen=True)
-class Part:
-    """Sums over one micro-batch; ``square``: of its gradient's entries on this rank."""
-
-    samples: Tensor  # int64 [B]
-    total: Tensor
-    ce: Tensor
-    l1: Tensor
-    confidence: Tensor
-    weight: Tensor
-    accepted: Tensor
-    greedy: Tensor
-    blocks: Tensor
-    square: Tensor
-
-    def values(self) -> list[Tensor]:
-        """All sums, in order."""
-        return [getattr(self, name) for name in self.__dataclass_fields__ if name != "samples"]
-
-
 class Sums:
-    """Gathers the parts of one step or evaluation. Tensors stay on their device until the sum over ranks."""
+    """Collects the sums of one step or evaluation. Tensors stay on their device until the sum over ranks."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[
+            tuple[Tensor, Tensor]
+        ] = []  # of each micro-batch: its samples [B], its sums fp64 [9]
         self.greedy = self.compared = False
 
     def add(self, micro: Micro, terms: LossTerms, square: Tensor | None = None) -> None:
-        """Count one micro-batch; fillers weigh nothing and have no blocks."""
+        """Add a micro-batch; ``square`` is the sum of its squared gradients on this rank. Fillers have no blocks."""
         keep = micro.blocks.keep & (micro.batch.samples >= 0)[:, None]
         zero = torch.zeros((), device=keep.device)
-        self.greedy = self.greedy or terms.agreement is not None
-        self.compared = self.compared or terms.acceptance is not None
-        self.parts.append(
-            Part(
-                samples=micro.batch.samples,
-                total=terms.total.detach(),
-                ce=terms.ce,
-                l1=terms.l1,
-                confidence=terms.confidence,
-                weight=micro.supervision.weights.sum(dtype=torch.float64),
-                accepted=zero if terms.acceptance is None else accepted_length(terms.acceptance, keep),
-                greedy=zero if terms.agreement is None else accepted_length(terms.agreement, keep),
-                blocks=keep.sum(),
-                square=zero if square is None else square,
-            )
-        )
+        self.greedy |= terms.agreement is not None
+        self.compared |= terms.acceptance is not None
+        sums = (
+            terms.total.detach(), zero if square is None else square, terms.ce, terms.l1, terms.confidence,
+            micro.supervision.weights.sum(dtype=torch.float64), keep.sum(),
+            zero if terms.acceptance is None else accepted_length(terms.acceptance, keep),
+            zero if terms.agreement is None else accepted_length(terms.agreement, keep),
+        )  # fmt: skip
+        self.parts.append((micro.batch.samples, torch.stack([value.double() for value in sums])))
 
     def over_ranks(self) -> tuple[dict[str, float], bool]:
         """Means over all ranks, and whether every sum is finite. All ranks call it together."""
-        rows = [part.values() for part in self.parts] or [[torch.zeros(())] * 9]
-        sums = [torch.stack([row[i].double() for row in rows]).sum() for i in range(len(rows[0]))]
-        total, ce, l1, confidence, weight, accepted, greedy, blocks, square = trainer.sum_over_ranks(sums)
+        sums = torch.stack([sums for _, sums in self.parts]).sum(0) if self.parts else torch.zeros(9)
+        total, square, ce, l1, confidence, weight, blocks, accepted, greedy = trainer.sum_over_ranks(
+            list(sums)
+        )
         weight, blocks = weight or 1.0, blocks or 1.0
         figures = {
             "loss": total / weight,
@@ -84,12 +59,14 @@ class Sums:
 
     def not_finite(self) -> list[tuple[list[int], float, float]]:
         """Samples, loss sum and gradient norm of each micro-batch of this rank that is not finite."""
-        found = ((p.samples.tolist(), float(p.total), math.sqrt(float(p.square))) for p in self.parts)
+        found = (
+            (samples.tolist(), float(sums[0]), math.sqrt(float(sums[1]))) for samples, sums in self.parts
+        )
         return [part for part in found if not math.isfinite(part[1] + part[2])]
 
 
 class Timed:
-    """The items of an iterator; ``waited``: seconds spent waiting for them."""
+    """The items of an iterator. ``waited`` counts the seconds spent waiting for them."""
 
     def __init__(self, items: Iterator[Micro]) -> None:
         self.items, self.waited = items, 0.0

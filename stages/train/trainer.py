@@ -1,12 +1,11 @@
-"""DeepSpeed: the only module that imports it.
+"""The only module that imports DeepSpeed.
 
-Precision: under ``bf16`` every ZeRO stage runs with torch autocast over fp32 parameters. DeepSpeed's own bf16
-mode would round the frozen embedding and head of an fp32 target, sum micro-batches in bf16, and at stage 0 it
-takes a step with zero gradients (Adam's first update becomes 0.744 lr). Drafts are small: fp32 parameters
-cost little.
+With ``bf16``, every ZeRO stage uses torch autocast and fp32 parameters, which cost little because drafts are small.
+DeepSpeed's own bf16 mode would round the frozen embedding and head of an fp32 target and sum micro-batches in bf16, and
+its stage 0 takes one step with zero gradients (Adam's first update becomes 0.744 lr).
 
-Checkpoints are DeepSpeed's, which are torch pickles. They stay in the run's own folder and are read by the
-run that wrote them only; no artifact holds one.
+DeepSpeed's checkpoints are torch pickles. They stay in the run's own folder, only the run that wrote them reads them,
+and no artifact contains one.
 """
 
 from __future__ import annotations
@@ -31,17 +30,15 @@ from pipeline.config import ConfigError, DeepSpeedConfig, TrainConfig
 from pipeline.drafts.base import Draft, LossTerms, LossWeights
 from stages.train.batches import Micro
 
-TIMEOUT = datetime.timedelta(
-    minutes=30
-)  # longest wait for another rank: rank 0 may be hashing a large artifact
+TIMEOUT = datetime.timedelta(minutes=30)  # wait this long for other ranks: rank 0 may hash a large artifact
 TAG = "engine"
 
 
 class _LossModule(nn.Module):
-    """The draft with ``forward`` = ``loss``, which is what DeepSpeed wraps.
+    """The draft with ``loss`` as its ``forward``, which DeepSpeed wraps.
 
-    Its output is a plain tuple: ZeRO-3 looks for tensors in tuples and lists only, and hooks its gathering of
-    parameters to them.
+    The output is a plain tuple, because ZeRO-3 gathers parameters by hooks on tensors, for which it searches only
+    tuples and lists.
     """
 
     def __init__(self, draft: Draft) -> None:
@@ -54,22 +51,18 @@ class _LossModule(nn.Module):
 
 
 class Trainer:
-    """A draft, its optimizer, and the process group; use inside ``process_group``."""
+    """A draft with its optimizer, for use inside ``process_group``."""
 
     def __init__(self, draft: Draft, train: TrainConfig, config: DeepSpeedConfig, micro_steps: int) -> None:
         import deepspeed
 
         self.draft, self.stage, self.micro_steps = draft, config.stage, micro_steps
-        self.device = device()
-        trainable = draft.trainable_parameters()
-        self._squares = torch.zeros(
-            (), device=self.device
-        )  # squared norms of the gradients of each backward pass
+        self.device, trainable = device(), draft.trainable_parameters()
+        self._squares = torch.zeros((), device=self.device)  # squared norms of the backward passes' gradients
         for parameter in trainable:
             parameter.register_hook(self._add_square)
-        optimizer = torch.optim.AdamW(
-            trainable, lr=train.lr, betas=_pair(train.betas), weight_decay=train.weight_decay
-        )
+        betas = (train.betas[0], train.betas[1])
+        optimizer = torch.optim.AdamW(trainable, train.lr, betas, weight_decay=train.weight_decay)
         self._engine, *_ = deepspeed.initialize(
             model=_LossModule(draft.to(self.device)),
             optimizer=optimizer,
@@ -77,36 +70,37 @@ class Trainer:
         )
 
     def loss(self, micro: Micro, weights: LossWeights, chunk_slots: int) -> LossTerms:
-        """Loss terms of one micro-batch, in the run's precision; a step has ``micro_steps`` of them."""
+        """The loss terms of one of a step's ``micro_steps`` micro-batches, in the run's precision."""
         self._engine.train()
         return LossTerms(*self._engine(micro, weights, chunk_slots))
 
     @torch.no_grad()
     def evaluate(self, micro: Micro, weights: LossWeights, chunk_slots: int) -> LossTerms:
-        """The same in evaluation mode, without gradients; every rank calls it as often."""
+        """As ``loss``, but in evaluation mode and without gradients. Every rank calls it equally often."""
         self._engine.eval()
         return LossTerms(*self._engine(micro, weights, chunk_slots))
 
     def backward(self, total: Tensor, global_weight: float) -> None:
-        """Add the gradient of ``total / global_weight`` (the whole step's weight, over all ranks).
+        """Add the gradient of ``total / global_weight``; the latter is the weight of the whole step on all ranks.
 
-        DeepSpeed averages over ranks, hence the factor; its division by the micro-batches is turned off.
+        The number of ranks is a factor because DeepSpeed averages over them. It does not divide by the micro-batches.
         """
         self._engine.backward(total * (ranks.world_size() / global_weight), scale_wrt_gas=False)
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()  # counts the micro-batch; nothing is updated yet
 
     def step(self, lr: float) -> float:
-        """Clip and update with rate ``lr``; returns the gradient's global norm before clipping."""
+        """Clip the gradient, update the draft with rate ``lr``, and return the global norm before clipping."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
-        # At stage 0 DeepSpeed reports no norm, but gradients are whole and already averaged.
-        norm = _norm(self.draft.trainable_parameters()) if self.stage == 0 else None
+        if self.stage == 0:  # DeepSpeed reports no norm, but the gradients are whole and already averaged
+            gradients = [p.grad for p in self.draft.trainable_parameters() if p.grad is not None]
+            norm = float(nn.utils.get_total_norm(gradients))
         self._engine.step()
-        return float(self._engine.get_global_grad_norm() if norm is None else norm)
+        return norm if self.stage == 0 else float(self._engine.get_global_grad_norm())
 
     def take_square(self) -> Tensor:
-        """Squared norms of this rank's gradients since the last call (not finite if any entry was not)."""
+        """The sum of squared norms of this rank's gradients since the last call; not finite if an entry was not."""
         square, self._squares = self._squares, torch.zeros_like(self._squares)
         return square
 
@@ -114,15 +108,12 @@ class Trainer:
         self._squares += torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square()
 
     def save(self, folder: Path) -> None:
-        """Write this rank's part of a checkpoint into ``folder``; all ranks call it.
-
-        Frozen tensors are left out.
-        """
+        """Write this rank's part of a checkpoint, without frozen tensors, into ``folder``. All ranks call it."""
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
 
     def load(self, folder: Path) -> None:
-        """Restore what ``save`` wrote at the same stage and world size, else raise ``RuntimeError``."""
-        # strict=False because frozen tensors are not in it; the caller has compared the names of the others.
+        """Restore what ``save`` wrote. Raises ``RuntimeError`` if stage or world size were different."""
+        # strict=False because frozen tensors are missing; the caller has compared the names of the others.
         path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
         if path is None:  # at another stage DeepSpeed returns None without raising
             raise RuntimeError(f"{folder}: DeepSpeed did not load this checkpoint")
@@ -132,7 +123,7 @@ class Trainer:
 
     @contextmanager
     def gathered(self) -> Iterator[Draft]:
-        """The draft with whole parameters (ZeRO-3 has parts); to read only, on all ranks together."""
+        """The draft with whole parameters (ZeRO-3 partitions them), for reading. All ranks call it together."""
         import deepspeed
 
         parameters = list(self.draft.parameters()) if self.stage == 3 else []
@@ -147,10 +138,10 @@ class Trainer:
 def engine_config(
     train: TrainConfig, config: DeepSpeedConfig, micro_steps: int, world_size: int
 ) -> dict[str, Any]:
-    """DeepSpeed's JSON. Raises ``ConfigError`` for an offload that stage 0 does not have."""
+    """DeepSpeed's JSON. Raises ``ConfigError`` for an offload at stage 0, which has none."""
     if config.offload_optimizer and config.stage == 0:
         raise ConfigError(
-            f"deepspeed.offload_optimizer=true: expected deepspeed.stage of at least 1, got {config.stage}"
+            f"deepspeed.offload_optimizer=true: expected deepspeed.stage > 0, got {config.stage}"
         )
     zero: dict[str, Any] = {"stage": config.stage}
     if config.offload_optimizer:
@@ -161,15 +152,15 @@ def engine_config(
         "train_batch_size": train.micro_batch * micro_steps * world_size,
         "gradient_clipping": train.clip,
         "zero_optimization": zero,
-        # FusedAdam and CPUAdam compile C++ for minutes; torch's AdamW needs these two.
+        # FusedAdam and CPUAdam compile C++ for minutes. torch's AdamW needs these two settings.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # No module is "safe" for bf16 communication: gradients are summed over ranks in fp32.
+        # No module is listed as safe for lower precision, so that gradients are summed over ranks in fp32.
         "torch_autocast": {
             "enabled": train.dtype == "bf16",
             "dtype": "bfloat16",
             "lower_precision_safe_modules": [],
-        },
+        },  # fmt: skip
         "steps_per_print": 2**31,
     }
     return merged(made, config.extra)
@@ -185,7 +176,7 @@ def merged(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def device() -> torch.device:
-    """This rank's GPU, or the CPU where there is none (or DS_ACCELERATOR=cpu says so)."""
+    """This rank's GPU, or the CPU if there is no GPU or DS_ACCELERATOR=cpu."""
     if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda":
         return torch.device("cuda", ranks.local_rank())
     return torch.device("cpu")
@@ -193,17 +184,19 @@ def device() -> torch.device:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the processes of the run (a run of one included) for the duration of the block.
+    """Connect the processes of the run, even if there is only one, for the duration of the block.
 
-    DRAFTLINE_DEEPSPEED_LOG=INFO lets DeepSpeed say what it does.
+    DRAFTLINE_DEEPSPEED_LOG=INFO shows DeepSpeed's messages.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    logging.getLogger("compilers").setLevel(logging.WARNING)  # its import tries out a compiler, and says so
+    logging.getLogger("compilers").setLevel(
+        logging.WARNING
+    )  # importing DeepSpeed tests a compiler and logs it
     import deepspeed
 
     deepspeed.utils.logger.setLevel(os.environ.get("DRAFTLINE_DEEPSPEED_LOG", "WARNING"))
-    # Its C++ would be compiled for a minute, for nothing: gloo does the same on one machine.
+    # Its C++ would be compiled for a minute without benefit, because gloo does the same on one machine.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
     with ranks.rendezvous():
@@ -218,37 +211,37 @@ def process_group() -> Iterator[None]:
 
 
 def sum_over_ranks(values: Sequence[Tensor | float]) -> list[float]:
-    """Each value summed over all ranks, in fp64; all ranks call it with as many."""
-    parts = [torch.as_tensor(value, dtype=torch.float64, device=device()).detach() for value in values]
-    total = torch.stack(parts)
+    """Each value summed over all ranks in fp64. All ranks call it with equally many values."""
+    where = device()
+    total = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=where).detach() for v in values])
     dist.all_reduce(total)
     return total.tolist()
 
 
 def gather(value: Any) -> list[Any]:
-    """``value`` of every rank, in order of rank, on all ranks."""
+    """The ``value`` of every rank in the order of ranks, on all ranks."""
     values: list[Any] = [None] * ranks.world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def from_main(value: Any) -> Any:
-    """Rank 0's ``value``, on all ranks."""
+    """The ``value`` of rank 0, on all ranks."""
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
 def on_main(action: Callable[[], Any]) -> Any:
-    """Run ``action`` on rank 0 while the others wait, however long it takes; its result is rank 0's only.
+    """Run ``action`` on rank 0 while the other ranks wait as long as necessary. Only rank 0 gets the result.
 
-    Its error is raised on rank 0 (then torchrun ends the others, or they end with ``RuntimeError``).
+    An error is raised on rank 0. Then torchrun ends the other ranks, or they end with ``RuntimeError``.
     """
     if ranks.world_size() == 1:
         return action()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(action) if ranks.is_main() else None
-        # One short collective after another: a single long one would run into the group's timeout.
+        # There are many short collectives, because a single long one would exceed the group's timeout.
         while (state := from_main(_state(future))) == "running":
             pass
         if future is not None:
@@ -268,15 +261,5 @@ def _state(future: Future[Any] | None) -> str:
 
 
 def barrier() -> None:
-    """Wait until all ranks are here."""
+    """Wait until all ranks have called this."""
     dist.barrier()
-
-
-def _pair(betas: Sequence[float]) -> tuple[float, float]:
-    if len(betas) != 2:
-        raise ConfigError(f"train.betas={list(betas)}: expected two numbers")
-    return betas[0], betas[1]
-
-
-def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
