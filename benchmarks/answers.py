@@ -26,7 +26,7 @@ from pipeline.target.files import load_tokenizer
 from pipeline.target.model import Target
 from stages.cache.padded import answer_padded
 from stages.cache.source import AnswerReply, AnswerRequest, Settings
-from stages.cache.source_hf import HfEngine
+from stages.cache.source_hf import HfSource
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 NAMES = ("quickstart_math", "quickstart_code", "quickstart_chat", "quickstart_heldout")
@@ -40,14 +40,14 @@ class Way:
     speed: float
 
 
-def by_engine(engine: HfEngine, requests: list[AnswerRequest]) -> Way:
+def by_engine(engine: HfSource, requests: list[AnswerRequest]) -> Way:
     began = time.perf_counter()
     replies = engine.answer(requests, 0, lambda tokens: None)
     answers = [reply.answer_ids for reply in replies if isinstance(reply, AnswerReply)]
     return Way(answers, sum(map(len, answers)) / (time.perf_counter() - began))
 
 
-def by_padding(engine: HfEngine, requests: list[AnswerRequest]) -> Way:
+def by_padding(engine: HfSource, requests: list[AnswerRequest]) -> Way:
     prompts, limits = [r.prompt_ids for r in requests], [r.limit for r in requests]
     began, generator = time.perf_counter(), torch.Generator()
     answers = answer_padded(
@@ -56,7 +56,7 @@ def by_padding(engine: HfEngine, requests: list[AnswerRequest]) -> Way:
     return Way(answers, sum(map(len, answers)) / (time.perf_counter() - began))
 
 
-def compare(engine: HfEngine, requests: list[AnswerRequest], pairs: int) -> tuple[str, ...]:
+def compare(engine: HfSource, requests: list[AnswerRequest], pairs: int) -> tuple[str, ...]:
     """A row of the table: speeds, ratio, how many answers are equal."""
     runs = [(by_padding(engine, requests), by_engine(engine, requests)) for _ in range(pairs)]
     padded, batched = runs[-1]
@@ -89,7 +89,7 @@ def main() -> None:
     rows = []
     for limit in args.limits:
         for count in args.prompts:
-            engine = HfEngine(target, tokenizer, Settings(limit, 0.0), args.slots or count)
+            engine = HfSource(target, tokenizer, Settings(limit, 0.0), args.slots or count)
             ids = [render_prompt(tokenizer, prompt.messages[:1], None) for prompt in prompts[:count]]
             requests = [AnswerRequest([], one, limit) for one in ids]
             engine.answer(requests[:2], 0, lambda tokens: None)  # warms up

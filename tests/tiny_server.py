@@ -14,7 +14,7 @@ from pipeline.config import OpenAIConfig
 from pipeline.prompts.chat import render_prompt
 from pipeline.prompts.rows import Rejection
 from stages.cache.source import AnswerReply, AnswerRequest, Settings
-from stages.cache.source_openai import OpenAIEngine
+from stages.cache.source_openai import OpenAISource
 
 Behaviour = Callable[["Handler", dict], None]
 EOS = (258, 256)
@@ -125,9 +125,9 @@ def serve(*script: Behaviour, **model) -> Iterator[Server]:
 
 def engine(
     *servers: Server, settings: Settings | None = None, thinking: bool | None = None, tokenizer=None, **fields
-) -> OpenAIEngine:
+) -> OpenAISource:
     values = {"base_urls": [s.url for s in servers], "backoff": 0.01, "timeout": 0.4, "retries": 6} | fields
-    return OpenAIEngine(
+    return OpenAISource(
         OpenAIConfig(**values), settings or Settings(16, 0.0), tokenizer or tiny.tokenizer(), thinking, EOS
     )
 
@@ -137,5 +137,5 @@ def request(text: str = "q", limit: int = 100) -> AnswerRequest:
     return AnswerRequest(messages, render_prompt(tiny.tokenizer(), messages, None), limit)
 
 
-def ask(engine: OpenAIEngine, *requests: AnswerRequest, seed: int = 7) -> list[AnswerReply | Rejection]:
+def ask(engine: OpenAISource, *requests: AnswerRequest, seed: int = 7) -> list[AnswerReply | Rejection]:
     return engine.answer(requests or [request()], seed, lambda tokens: None)

@@ -29,7 +29,7 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.drafts.folders.checkpoint import read_config
 from pipeline.prompts import heldout
 from pipeline.prompts.benchmarks import Prompt
-from pipeline.prompts.template import reads_tools
+from pipeline.prompts.template import control_tokens, reads_tools
 from pipeline.ranks import is_main
 from pipeline.store.artifacts import Artifact
 from pipeline.target.ragged import supports
@@ -100,16 +100,17 @@ def obtain(
         if found is not None:
             if is_main():
                 said = f"{found.prompts} prompts of {found.data}, {found.rounds:,} rounds"
-                console.say(f"calibration is already there: {place / CALIBRATION} ({said})")
+                console.say(f"Reusing the calibration {place / CALIBRATION} ({said})")
             write_calibration(folder, found)
             return found
     wanted, with_tools = config.evaluate.calibration_prompts, reads_tools(speaker.tokenizer)
+    control = control_tokens(speaker.tokenizer)
     # Every draft of every block is verified; nothing is timed, so prompts go together where the target can.
     whole = replace(speaker, threshold=0.0, baseline=False)
     if supports(speaker.target):
         whole = replace(whole, batch=max(TOGETHER, speaker.batch))
     try:
-        prompts = heldout.heldout_prompts(config.data, wanted, unwanted, with_tools)
+        prompts = heldout.heldout_prompts(config.data, wanted, unwanted, with_tools, control)
         answer(HELDOUT_ROUNDS, whole, {heldout.NAME: prompts})
         made = fitted(plan, read_rounds(folder, HELDOUT_ROUNDS), drafts)
     except heldout.TooFewError as error:

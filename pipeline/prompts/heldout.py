@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +19,7 @@ from pipeline.prompts.rows import (
     tools_of,
 )
 from pipeline.prompts.sources import load_rows, local_files
+from pipeline.prompts.training import written
 
 NAME = "heldout"
 OFF = "evaluate.calibrate=false leaves the calibration out"
@@ -38,7 +39,8 @@ def check(data: DataConfig) -> None:
 
 def contents(data: DataConfig) -> list[Any]:
     """All that decides which prompts are held out: the shares, and each source's file checksums or Hub id."""
-    return [data.heldout, data.benchmark, [_source_contents(source) for source in data.sources]]
+    shares: list[Any] = [data.heldout, data.benchmark, [_source_contents(source) for source in data.sources]]
+    return shares + [data.control_tokens] * (data.control_tokens != "keep")  # finished work is found again
 
 
 def _source_contents(source: SourceConfig) -> Any:
@@ -47,16 +49,21 @@ def _source_contents(source: SourceConfig) -> Any:
 
 
 def heldout_prompts(
-    data: DataConfig, count: int, reported: Collection[str], with_tools: bool = True
+    data: DataConfig,
+    count: int,
+    reported: Collection[str],
+    with_tools: bool = True,
+    control: Sequence[str] = (),
 ) -> list[Prompt]:
     """At most ``count`` held-out prompts, taken from the sources in turn.
 
     Each source is read only as far as needed. Prompts whose key is in ``reported`` are left out, because a calibration
-    is judged on prompts that it never saw, and without ``with_tools`` those that have tools. Raises ``TooFewError``
-    when no prompt is left.
+    is judged on prompts that it never saw, without ``with_tools`` those that have tools, and with
+    ``data.control_tokens=reject`` those whose user wrote a token of ``control``. Raises ``TooFewError`` when no prompt
+    is left.
     """
     check(data)
-    sources = [_heldout(source, data) for source in data.sources]
+    sources = [_heldout(source, data, control) for source in data.sources]
     found: dict[str, tuple[list[Message], list[Tool]]] = {}
     while sources and len(found) < count:
         for source in list(sources):
@@ -76,13 +83,17 @@ def heldout_prompts(
     return [Prompt(NAME, i, key, *said) for i, (key, said) in enumerate(found.items())]
 
 
-def _heldout(source: SourceConfig, data: DataConfig) -> Iterator[tuple[str, list[Message], list[Tool]]]:
+def _heldout(
+    source: SourceConfig, data: DataConfig, control: Sequence[str]
+) -> Iterator[tuple[str, list[Message], list[Tool]]]:
     """(key, system and user messages, tools) of each held-out row of ``source`` that the target can answer."""
     for row in load_rows(source):
         messages, tools = messages_of(row), tools_of(row)
         if isinstance(messages, Rejection) or isinstance(tools, Rejection):
             continue
         if any(m["role"] == "tool" for m in messages):
+            continue
+        if data.control_tokens == "reject" and written(messages, control):
             continue
         key = prompt_key(messages, tools)
         if split_of(key, data.heldout, data.benchmark) == "heldout":

@@ -83,7 +83,7 @@ def load_prompts(data: DataConfig, given: bool = False, control: Sequence[str] =
     kept = _subset(rows, data.max_prompts)
     if len(kept) < len(rows):
         rejected["beyond_max_prompts"] = len(rows) - len(kept)
-    found = Counter(token for prompt in kept for token in _written(prompt.messages, control))
+    found = Counter(token for prompt in kept for token in written(prompt.messages, control))
     return TrainingPrompts(kept, read, dict(sorted(rejected.items())), details, dict(sorted(found.items())))
 
 
@@ -106,7 +106,7 @@ def _rows(data: DataConfig) -> Iterator[dict[str, Any] | Rejection]:
         yield from load_rows(source)
 
 
-def _written(messages: Sequence[Message], control: Sequence[str]) -> list[str]:
+def written(messages: Sequence[Message], control: Sequence[str]) -> list[str]:
     """The tokens of ``control`` that stand in what others than the assistant wrote."""
     said = "\n".join(message["content"] for message in messages if message["role"] != "assistant")
     return [token for token in control if token in said]
@@ -127,7 +127,7 @@ def _prompt(
         return Rejection("no_answer")
     if not given and "tool" in roles:
         return Rejection("tool_results")
-    if data.control_tokens == "reject" and (found := _written(messages, control)):
+    if data.control_tokens == "reject" and (found := written(messages, control)):
         return Rejection("control_tokens", ", ".join(found))
     key = prompt_key(messages, tools)
     category = row.get("category")

@@ -74,7 +74,7 @@ def run_answers(config: Config, store: Store) -> Artifact | None:
 
 def _already(found: Artifact) -> Artifact:
     if is_main():
-        say(f"answers are already there: {found.reference} ({found.path})")
+        say(f"Reusing the answers {found.reference} ({found.path})")
     return found
 
 
@@ -317,16 +317,16 @@ def _engine(job: AnswersJob) -> AnswerSource:
     assert job.settings is not None, "given answers need no engine"
     answers, target = job.config.answers, job.config.target
     if answers.source == "hf":
-        from stages.cache.source_hf import HfEngine
+        from stages.cache.source_hf import HfSource
 
         # One tap costs nothing; the states of the configured ones would be copied at every step.
         model = Target.load(target, taps=[0])
         model.check_head()
-        return HfEngine(model, job.tokenizer, job.settings, answers.batch_size)
-    from stages.cache.source_openai import OpenAIEngine
+        return HfSource(model, job.tokenizer, job.settings, answers.batch_size)
+    from stages.cache.source_openai import OpenAISource
 
     rows = read_config(job.folder, target).vocab_size
-    engine = OpenAIEngine(
+    engine = OpenAISource(
         answers.openai, job.settings, job.tokenizer, target.thinking, end_ids(job.folder, job.tokenizer), rows
     )
     if is_main():

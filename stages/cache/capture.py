@@ -154,7 +154,7 @@ def capture(
 
 
 def _already(found: Artifact) -> Artifact:
-    _say(f"target cache is already there: {found.reference} ({found.path})")
+    _say(f"Reusing the target cache {found.reference} ({found.path})")
     return found
 
 

@@ -126,14 +126,14 @@ def answerable(job: AnswersJob) -> str:
 
 
 def _server(job: AnswersJob) -> str:
-    from stages.cache.source_openai import OpenAIEngine
+    from stages.cache.source_openai import OpenAISource
 
     asked, ends = (
         dataclasses.replace(job.config.answers.openai, retries=1),
         end_ids(job.folder, job.tokenizer),
     )
     assert job.settings is not None
-    engine = OpenAIEngine(asked, job.settings, job.tokenizer, job.config.target.thinking, ends)
+    engine = OpenAISource(asked, job.settings, job.tokenizer, job.config.target.thinking, ends)
     return f"{engine.model} at {', '.join(engine.urls)}"
 
 

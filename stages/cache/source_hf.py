@@ -22,7 +22,7 @@ from stages.cache.source import SHAPING, AnswerReply, AnswerRequest, Settings
 PREFILL_TOKENS = 2048  # prompt tokens a step: nobody waits for a first token here, so large passes are best
 
 
-class HfEngine:
+class HfSource:
     """The target itself, by transformers."""
 
     def __init__(self, target: Target, tokenizer: Any, settings: Settings, batch_size: int) -> None:

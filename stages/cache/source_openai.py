@@ -42,7 +42,7 @@ ENDED = ("stop", "tool_calls")  # reasons of an answer that the target ended its
 SEEDS = 2**31
 
 
-class OpenAIEngine:
+class OpenAISource:
     """Chat completions of one model by one or several servers that all serve it."""
 
     def __init__(

@@ -10,7 +10,7 @@ from pipeline.decoding.job import KIND, EvaluationJob, benchmark_checks, check_f
 from pipeline.decoding.origin import trained_keys
 from pipeline.preflight import Ahead, Check, checked, problems
 from pipeline.prompts.heldout import TooFewError, heldout_prompts
-from pipeline.prompts.template import reads_tools
+from pipeline.prompts.template import control_tokens, reads_tools
 from pipeline.store.lineage import calibrations
 from pipeline.target.files import load_tokenizer
 from pipeline.target.location import locate
@@ -55,10 +55,12 @@ def calibration(ahead: Ahead, job: EvaluationJob | None, reported: Collection[st
         if places := calibrations(ahead.store, job.draft, job.parents["draft"]):
             return f"{places[0] / CALIBRATION} exists"
         trained = trained_keys(ahead.store, ahead.draft())
-    with_tools = reads_tools(load_tokenizer(locate(config.target), config.target))
+    tokenizer = load_tokenizer(locate(config.target), config.target)
     wanted, unwanted = config.evaluate.calibration_prompts, {*reported, *(trained or ())}
     try:
-        prompts = heldout_prompts(config.data, wanted, unwanted, with_tools)
+        prompts = heldout_prompts(
+            config.data, wanted, unwanted, reads_tools(tokenizer), control_tokens(tokenizer)
+        )
         most = config.evaluate.max_new_tokens * sum(m["role"] == "user" for p in prompts for m in p.messages)
         check_rounds(most, len(prompts), config.data.name)  # every round emits at least one token
     except TooFewError as error:

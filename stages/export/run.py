@@ -188,7 +188,7 @@ def _export(
         _schedule(form, job),
     )  # fmt: skip
     if (found := store.find(KIND, made_of)) is not None:
-        console.say(f"export {found.reference} is already there ({found.path})")
+        console.say(f"Reusing the export {found.reference} ({found.path})")
         return found
     work = begin_once(store, KIND, name, SCHEMA_VERSION, made_of, parents, recorded)
     if isinstance(work, Artifact):

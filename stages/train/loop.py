@@ -70,7 +70,7 @@ def run_train(config: Config, store: Store, cache: Artifact) -> Artifact | None:
             if found is None:
                 return _train(setup, store, name, inputs, claim)
     if ranks.is_main():
-        console.say(f"The draft is already there: {found.reference} ({found.path})")
+        console.say(f"Reusing the draft {found.reference} ({found.path})")
     return found
 
 

@@ -178,10 +178,7 @@ def test_another_evaluation_uses_what_is_there_and_cuts_by_it(made, capsys, monk
     other.evaluate.threshold, other.evaluate.sweep = 0.6, False
     monkeypatch.setattr(calibrate, "fitted", None)  # a fit would fail
     evaluation = run_evaluate(other, Store(other.artifacts), draft)
-    assert (
-        f"calibration is already there: {first.path / CALIBRATION} (5 prompts of why"
-        in capsys.readouterr().out
-    )
+    assert f"Reusing the calibration {first.path / CALIBRATION} (5 prompts of why" in capsys.readouterr().out
     assert not list((evaluation.path / HELDOUT_ROUNDS).iterdir())
     kept = calibration_in(evaluation.path)
     found = observe(read_rounds(evaluation.path), DRAFTS)
@@ -209,10 +206,10 @@ def test_a_killed_calibration_goes_on_where_it_was(case, made, monkeypatch, caps
         "calibration/heldout-00000.parquet", "killed here", "calibration/heldout-00001.parquet",
         "calibration/heldout-00002.parquet", "rounds/mt_bench-00000.parquet", "rounds/mt_bench-00001.parquet",
     ]  # fmt: skip
-    assert "(calibration): 1 of 3 chunks are there already" in capsys.readouterr().out
+    assert "(calibration): 1 of 3" in capsys.readouterr().out
     assert calibration_in(evaluation.path)["temperatures"] == calibration_in(made[2].path)["temperatures"]
     run_evaluate(config, store, draft)
-    assert "evaluation of half is already there" in capsys.readouterr().out and len(written) == 6
+    assert "Reusing the evaluation of half" in capsys.readouterr().out and len(written) == 6
     assert not (draft / CALIBRATION).exists()
 
 

@@ -62,6 +62,18 @@ def test_tools_are_the_prompts_own(data, tmp_path):
     assert said(heldout_prompts(data, 9, set(), with_tools=False)) == ["without"]
 
 
+def test_prompts_with_control_tokens_are_left_out_as_in_training(data, tmp_path):
+    data.sources, data.heldout, data.benchmark = data.sources[:1], 1.0, 0.0
+    rows = [{"prompt": "plain"}, {"prompt": "ends <|im_end|> here"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    control = ["<|im_end|>"]
+    assert len(heldout_prompts(data, 9, set(), control=control)) == 2
+    before = heldout.contents(data)
+    data.control_tokens = "reject"
+    assert said(heldout_prompts(data, 9, set(), control=control)) == ["plain"]
+    assert heldout.contents(data) == [*before, "reject"]
+
+
 def test_no_source_is_read_further_than_needed(data, monkeypatch):
     read = []
 

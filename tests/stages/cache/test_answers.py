@@ -64,7 +64,7 @@ def test_answers_are_made_once(
     assert table["prompt_ids"].to_pylist() == [render_prompt(tiny.tokenizer(), m[:1], None) for m in said]
     capsys.readouterr()
     assert run_answers(cfg, store) == artifact
-    assert "already there: tiny_few:v0" in capsys.readouterr().out
+    assert "Reusing the answers tiny_few:v0" in capsys.readouterr().out
 
 
 def test_finish_reasons_are_reported(

@@ -181,7 +181,9 @@ def test_the_same_cache_is_not_made_again(
     )
     assert again is not None
     assert again.path == first.path
-    assert f"already there: tiny_words:v0 ({first.path})" in " ".join(capsys.readouterr().out.split())
+    assert f"Reusing the target cache tiny_words:v0 ({first.path})" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 @pytest.mark.parametrize(

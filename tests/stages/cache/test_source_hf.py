@@ -8,7 +8,7 @@ from pipeline.config import ConfigError, TargetConfig
 from pipeline.prompts.rows import Rejection
 from pipeline.target.model import Target
 from stages.cache.source import AnswerReply, AnswerRequest, Settings
-from stages.cache.source_hf import HfEngine, check_settings
+from stages.cache.source_hf import HfSource, check_settings
 
 PROMPTS = ["a", "what is it?", "zz" * 20, "", "hello there", "0123456789"]
 
@@ -42,7 +42,7 @@ def test_an_end_token_is_kept_and_ends_the_row(target: Target, monkeypatch: pyte
     ends = (plain[7], plain[4])
     first = min(plain.index(ends[0]), plain.index(ends[1]))
     monkeypatch.setattr(target, "eos", ends)
-    engine = HfEngine(target, tiny.tokenizer(), Settings(12, 0.0), 4)
+    engine = HfSource(target, tiny.tokenizer(), Settings(12, 0.0), 4)
     request = AnswerRequest([], prompt_ids("a"), 12)
     (reply,) = engine.answer([request], 0, lambda tokens: None)
     assert isinstance(reply, AnswerReply)
@@ -53,7 +53,7 @@ def test_an_end_token_is_kept_and_ends_the_row(target: Target, monkeypatch: pyte
 def test_replies_come_in_the_order_of_requests(target: Target):
     """Sorted by length inside, whatever the batch size; tokens are reported once."""
     seen: list[int] = []
-    engine = HfEngine(target, tiny.tokenizer(), Settings(8, 0.0), 2)
+    engine = HfSource(target, tiny.tokenizer(), Settings(8, 0.0), 2)
     replies = engine.answer(requests(8), 0, seen.append)
     assert not any(isinstance(reply, Rejection) for reply in replies)
     assert [reply.prompt_ids for reply in replies] == [prompt_ids(text) for text in PROMPTS]
@@ -65,7 +65,7 @@ def test_replies_come_in_the_order_of_requests(target: Target):
 
 
 def test_sampling_repeats_with_the_seed_and_only_then(target: Target):
-    engine = HfEngine(target, tiny.tokenizer(), Settings(20, 1.5), 3)
+    engine = HfSource(target, tiny.tokenizer(), Settings(20, 1.5), 3)
     runs = [
         [r.answer_ids for r in engine.answer(requests(20), seed, lambda tokens: None)] for seed in (1, 1, 2)
     ]
@@ -79,7 +79,7 @@ def test_the_engine_equals_generate_on_each_alone(target: Target, slots: int):
     asked = [AnswerRequest([], prompt_ids(text), limit) for text, limit in zip(PROMPTS, limits, strict=True)]
     for penalty in (None, 1.7):
         options = {} if penalty is None else {"repetition_penalty": penalty}
-        engine = HfEngine(target, tiny.tokenizer(), Settings(40, 0.0, repetition_penalty=penalty), slots)
+        engine = HfSource(target, tiny.tokenizer(), Settings(40, 0.0, repetition_penalty=penalty), slots)
         replies = engine.answer(asked, 0, lambda tokens: None)
         expected = [generate(target, r.prompt_ids, r.limit, **options) for r in asked]
         assert [reply.answer_ids for reply in replies] == expected
@@ -90,7 +90,7 @@ def test_a_target_that_the_engine_cannot_run_is_answered_in_padded_batches(
 ):
     monkeypatch.setattr("stages.cache.source_hf.supports", lambda target: False)
     monkeypatch.setattr("stages.cache.source_hf.Engine", None)
-    replies = HfEngine(target, tiny.tokenizer(), Settings(8, 0.0), 2).answer(
+    replies = HfSource(target, tiny.tokenizer(), Settings(8, 0.0), 2).answer(
         requests(8), 0, lambda tokens: None
     )
     assert [reply.answer_ids for reply in replies] == [

@@ -26,7 +26,7 @@ from tiny_server import (
 from pipeline.config import ConfigError, OpenAIConfig
 from pipeline.prompts.rows import Rejection
 from stages.cache.source import AnswerReply, Refusal, Settings
-from stages.cache.source_openai import Gate, OpenAIEngine, ServerError
+from stages.cache.source_openai import Gate, OpenAISource, ServerError
 
 # --- what goes wrong
 
@@ -189,7 +189,7 @@ def test_no_server_there_is_named():
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
         with refused(ServerError, url, 2):
-            OpenAIEngine(
+            OpenAISource(
                 OpenAIConfig(base_urls=[url], retries=1, backoff=0.01),
                 Settings(1, 0.0),
                 tiny.tokenizer(),
@@ -216,7 +216,7 @@ def test_the_model_must_be_served():
 def test_a_config_that_cannot_work_is_named(fields: dict, named: list[str]):
     config = OpenAIConfig(**({"base_urls": ["http://127.0.0.1:1/v1"]} | fields))
     with refused(ConfigError, *named) as error:
-        OpenAIEngine(config, Settings(1, 0.0), tiny.tokenizer(), None, EOS)
+        OpenAISource(config, Settings(1, 0.0), tiny.tokenizer(), None, EOS)
     assert "pass@" not in str(error.value)
 
 

@@ -58,7 +58,7 @@ def test_exports_are_artifacts_without_a_path_of_this_machine(
     assert "--speculative-algorithm DSPARK" in printed and "--speculative-num-draft-tokens 8" in printed
     assert "--spec-type draft-dspark --spec-draft-n-max 7" in printed
     assert run.run_export(config, store, draft) == made
-    assert "export tiny_dspark_vllm:v0 is already there" in capsys.readouterr().out
+    assert "Reusing the export tiny_dspark_vllm:v0" in capsys.readouterr().out
     calibrate(draft.path, temperatures=[2.0] * 7)
     assert run.run_export(configured(store, "vllm"), store, draft)[0].reference == "tiny_dspark_vllm:v1"
 

@@ -118,7 +118,7 @@ def test_finished_work_is_not_done_again(trained, capsys: pytest.CaptureFixture[
     again = loop.run_train(config, store, store.resolve("cache", "tiny_chat"))
     assert again is not None
     assert again.path == artifact.path
-    assert "already there: tiny_dspark:v0" in capsys.readouterr().out
+    assert "Reusing the draft tiny_dspark:v0" in capsys.readouterr().out
 
 
 def test_plan_prints_and_does_nothing(cached, capsys: pytest.CaptureFixture[str]) -> None:

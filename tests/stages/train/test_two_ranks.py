@@ -109,4 +109,4 @@ def test_the_command_starts_its_ranks(cached, made_cache: Path, target_folder: P
     one = run(target_folder, copy_of(made_cache, tmp_path, "one"), 1, stage=0)
     check_equal(one, cached.store.resolve("draft", "tiny_dspark"))
     again = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert again.stdout.count("already there") == 1
+    assert again.stdout.count("Reusing the draft") == 1
