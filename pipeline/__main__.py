@@ -23,7 +23,7 @@ from pipeline.preflight import Ahead, Check, names_cache, problems, refuse, show
 from pipeline.store import listing
 from pipeline.store.artifacts import Artifact, Store
 from stages import preflight
-from stages.compare.variants import composed_variants
+from stages.compare.variants import Comparison, composed_variants
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 
@@ -82,7 +82,7 @@ def run_compare(config: Config, store: Store, made: dict[str, Artifact]) -> None
     """Target cache -> a draft and an evaluation for every variant -> comparison."""
     from stages.compare import run as compare
 
-    layout, cache = composed_variants(_task()), _cache(config, made)
+    layout, cache = _layout(), _cache(config, made)
 
     def make(variant: Config, parts: dict[str, Artifact]) -> None:
         run_train(variant, store, parts)
@@ -180,6 +180,11 @@ def _own(config: Config, store: Store, draft: Artifact | Path) -> Config:
         with_these = f"target={own.target.name} and data={own.data.name}"
         console.say(f"{with_these}, with which the draft was trained (the command line may name others)")
     return own
+
+
+def _layout() -> Comparison:
+    """The variants of a comparison, composed like this run, each with its own overrides."""
+    return composed_variants(_task())
 
 
 def _task() -> tuple[str, ...]:

@@ -180,7 +180,7 @@ def test_steps_that_are_not_told(config, store, capsys):
         made = ask(config, store, fake)
     summary = json.loads((made.path / SUMMARY).read_text())
     assert summary["positions"] == 0 and "acceptance_by_position.png" not in made.manifest.files
-    assert "does not tell its verification steps" in capsys.readouterr().out
+    assert "llama-server --metrics" in capsys.readouterr().out
     page = html_page.Page((made.path / "report.html").read_text())
     assert page.faults == [] and html_page.wrong_numbers(page, {"served": summary}) == []
 
