@@ -49,7 +49,8 @@ class Comparison:
         tiny_cache.make(self.store, target, [12, 30, 9, 20], heldout=1)
         base = OmegaConf.structured(self.config)  # without Hydra: the overrides are values only
         layout = lay_out(self.config, lambda more: OmegaConf.merge(base, OmegaConf.from_dotlist(more)))
-        monkeypatch.setattr(entry, "_layout", lambda: layout)
+        monkeypatch.setattr(entry, "composed_variants", lambda _: layout)
+        monkeypatch.setattr(entry, "_task", tuple)
         self.trained: list[str] = []
         train = loop._train
 
