@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from data_specs.calibration import CALIBRATION, Calibration, draft_contents, read_calibration
 from data_specs.draft import CONFIG, WEIGHTS
 from data_specs.export import CARD, DRAFT_GGUF, PROVENANCE, SCHEMA_VERSION
-from data_specs.manifest import Manifest, file_record, fingerprint, folder_records, write_json
+from data_specs.manifest import MANIFEST, Manifest, file_record, fingerprint, folder_records, write_json
 from data_specs.results.summary import read_summary
 from data_specs.sps import SpsTable, read_table
 from pipeline import console
@@ -302,7 +302,8 @@ def _counts(layout: EngineLayout, folder: Path) -> dict[str, Any]:
     return {
         "tensors": len(layout.tensors),
         "parameters": sum(value.numel() for value in layout.tensors.values()),
-        "bytes": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+        # A killed run may leave a manifest and hidden files, which the commit replaces or removes.
+        "bytes": sum(path.stat().st_size for path in folder.glob("[!.]*") if path.name != MANIFEST),
     }
 
 

@@ -85,6 +85,20 @@ def test_a_killed_export_is_made_whole(tmp_path, target_folder) -> None:
     assert checkpoint.read_config(artifact.path).block_size == 7
 
 
+@pytest.mark.parametrize("left", [".model.safetensors.17.tmp", ".config.json.1f.tmp", "manifest.json"])
+def test_bytes_are_those_of_the_committed_files(tmp_path, target_folder, left: str) -> None:
+    """A killed run leaves files that are not committed."""
+    store, draft = store_with_a_draft(tmp_path, target_folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "provenance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run.run_export(configured(store, "vllm"), store, draft)
+    (partial,) = (store.root / "export" / "tiny_dspark_vllm").glob(".partial-*")
+    (partial / left).write_bytes(bytes(5164))
+    artifact = run.run_export(configured(store, "vllm"), store, draft)[0]
+    assert artifact.manifest.counts["bytes"] == sum(file.size for file in artifact.manifest.files.values())
+
+
 def test_an_export_that_would_not_read_back_is_not_committed(tmp_path, target_folder, monkeypatch) -> None:
     """The written folder is compared with the draft, whatever the plan said."""
     store, draft = store_with_a_draft(tmp_path, target_folder)
