@@ -1,8 +1,7 @@
-"""``stage=import``: a draft that others trained, as an artifact in the native layout."""
+"""``stage=import`` makes an artifact in the native layout from a draft that others trained."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors.torch import save_file
 from data_specs.calibration import CALIBRATION, Calibration
 from data_specs.draft import CONFIG, WEIGHTS
 from data_specs.export import PROVENANCE
+from data_specs.files import written_whole
 from data_specs.manifest import fingerprint, write_json
 from pipeline import console
 from pipeline.config import Config
@@ -26,11 +26,10 @@ SCHEMA_VERSION = 1  # of the draft artifact
 
 
 def run_import(config: Config, store: Store, folder: Path) -> Artifact | None:
-    """Import the draft in ``folder``; returns the artifact, which may be one that was made before.
+    """Import the draft in ``folder`` and return its artifact, which may exist already. Returns None with ``plan``.
 
-    What an export says of its lineage comes along, and its calibration, now that of the files here. Raises
-    ``UserError`` naming the field or the tensor that keeps it from drafting what it was trained to, or a calibration
-    that is another draft's.
+    The provenance and the calibration of an export are imported too. Raises ``UserError`` with the field or the tensor
+    because of which the draft would not work as trained, or if the calibration belongs to another draft.
     """
     if not is_main():
         return None
@@ -46,23 +45,28 @@ def run_import(config: Config, store: Store, folder: Path) -> Artifact | None:
         return None
     found = store.find("draft", made_of)
     if found is None:
-        work = begin_once(
-            store, "draft", name, SCHEMA_VERSION, made_of, {}, {"imported": {"contents": contents}}
-        )
+        settings = {"imported": {"contents": contents}}
+        work = begin_once(store, "draft", name, SCHEMA_VERSION, made_of, {}, settings)
         found = work if isinstance(work, Artifact) else _write(store, work, source, earlier, calibration)
-    _show(found, source)
+    facts = source.facts
+    lines = [
+        f"{found.reference}   {found.path}",
+        f"{facts.kind}, {facts.family} layers, {facts.drafts} drafts a round, taps {list(facts.taps)}",
+        "",
+        f"measure it: python -m pipeline stage=evaluate target=TARGET draft={found.reference}",
+    ]
+    console.panel("Imported", lines)
     return found
 
 
 def _write(
     store: Store, work: Work, source: DraftSource, earlier: dict[str, Any], calibration: Calibration | None
 ) -> Artifact:
-    """config.json after the tensors, the calibration last: each says that what is before it is whole."""
+    """Write the tensors, config.json and finally the calibration. The last file marks the others as complete."""
     last = work.path / (CONFIG if calibration is None else CALIBRATION)
     for _ in WorkShare(work.path, ["write"], lambda _: last.is_file()):
-        partial = work.path / f".{WEIGHTS}.{os.getpid()}.tmp"
-        save_file(source.tensors, partial, metadata={"format": "pt"})
-        partial.replace(work.path / WEIGHTS)
+        with written_whole(work.path / WEIGHTS) as temporary:
+            save_file(source.tensors, temporary, metadata={"format": "pt"})
         if earlier:
             write_json(work.path / PROVENANCE, earlier)
         write_json(work.path / CONFIG, native_fields(source))
@@ -71,15 +75,3 @@ def _write(
             move_calibration(calibration, work.path)
     parameters = sum(value.numel() for value in source.tensors.values())
     return commit_once(store, work, lambda: {"parameters": parameters})
-
-
-def _show(artifact: Artifact, source: DraftSource) -> None:
-    facts = source.facts
-    what = f"{facts.kind}, {facts.family} layers, {facts.drafts} drafts a round, taps {list(facts.taps)}"
-    lines = [
-        f"{artifact.reference}   {artifact.path}",
-        what.replace("[", r"\["),
-        "",
-        f"measure it: python -m pipeline stage=evaluate target=TARGET draft={artifact.reference}",
-    ]
-    console.panel("Imported", lines)

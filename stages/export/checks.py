@@ -1,4 +1,4 @@
-"""What stage=export can know before it begins: whether the formats can hold the draft, and the converter."""
+"""The checks of stage=export before it begins: whether each format supports the draft, and the converter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stages.export.source import DraftFacts, facts_of
 
 
 def checks(ahead: Ahead) -> list[Check]:
-    """A check for each of ``export.formats``, also of a draft that is still to be trained."""
+    """A check for each of ``export.formats``, even if the draft is not trained yet."""
     made: list[DraftFacts] = []
 
     def draft() -> str:
@@ -34,7 +34,7 @@ def checks(ahead: Ahead) -> list[Check]:
 
 
 def facts(ahead: Ahead) -> DraftFacts:
-    """The facts about the draft that is there, or about the one that will be trained."""
+    """The facts about the existing draft, or about the one that will be trained."""
     try:
         draft = ahead.draft()
     except LaterError:

@@ -1,8 +1,8 @@
-"""A model folder for the Hub: a layout that as many engines as can be read, and a card that says what the draft is.
+"""A model folder for the Hub: a layout that most engines read, and a card that describes the draft.
 
-A block drafter's layout is the one that vLLM, SGLang, llama.cpp and mlx-dspark share; an Eagle3 names its taps in both
-numberings (vLLM and llama.cpp read one field, SGLang the other). What no engine reads (MTP, a learned start) is
-published in the native layout. Nothing is uploaded unless ``export.push=true``.
+Block drafters have the layout that vLLM, SGLang, llama.cpp and mlx-dspark share. Eagle3 has its taps in both numberings
+(vLLM and llama.cpp read one field, SGLang the other). Drafts that no engine reads (MTP, a learned start) are published
+in the native layout. Nothing is uploaded unless ``export.push=true``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ KINDS = {"dspark": "DSpark", "dflash": "DFlash (1+N)", "eagle3": "Eagle3", "mtp"
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the card tells, beside the draft itself; ``provenance``: as ``lineage.provenance`` makes it.
+    """The contents of the card besides the draft. ``lineage.provenance`` makes ``provenance``.
 
-    ``summary``: of the evaluation, None where there is none.
+    ``summary`` is that of the evaluation, None without an evaluation.
     """
 
     repo: str
@@ -49,7 +49,7 @@ class CardFacts:
 
 
 def plan(source: DraftSource) -> EngineLayout:
-    """The layout that most engines read, or the native one where none does."""
+    """The layout that most engines read, or the native one if none does."""
     facts = source.facts
     if facts.kind == "mtp" or facts.learned_start:
         return EngineLayout(native_fields(source), source.own_tensors)
@@ -59,7 +59,7 @@ def plan(source: DraftSource) -> EngineLayout:
 
 
 def card(source: DraftSource, known: CardFacts) -> str:
-    """README.md of the model folder."""
+    """The README.md of the model folder."""
     parts = [
         _front_matter(source.facts, known),
         f"# {known.repo.rpartition('/')[2]}",
@@ -115,14 +115,13 @@ def _training(known: CardFacts) -> str:
     rows += [("source", str(source)) for source in about.get("sources", [])]
     for name in ("samples", "steps", "parameters", "trainable", "loss", "best_accepted_length"):
         if name in counts:
-            rows.append((name.replace("_", " "), _number(counts[name])))
+            value = counts[name]
+            rows.append(
+                (name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else f"{value:,}")
+            )
     thinking = about.get("thinking")
     rows.append(("thinking", "the template's default" if thinking is None else str(thinking)))
     return "## Training\n\n" + markdown_table(("", ""), rows)
-
-
-def _number(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}"
 
 
 def _accepted(known: CardFacts) -> str:
@@ -134,15 +133,15 @@ def _accepted(known: CardFacts) -> str:
     settings = known.evaluation.config
     about = (
         f"Sampler: {settings.get('sampler')}; at most {settings['evaluate']['max_new_tokens']} new tokens; "
-        f"{settings['target']['dtype']}. Accepted length: tokens a round, the bonus token counted; in brackets: 95 % "
-        "bootstrap interval over prompts."
+        f"{settings['target']['dtype']}. Accepted length: tokens per round, including the bonus token. In brackets: "
+        "95 % bootstrap interval over prompts."
     )
     columns = ("benchmark", "prompts", "accepted length", "acceptance", "speedup")
     return "## Accepted length\n\n" + markdown_table(columns, rows) + "\n\n" + about
 
 
 def _row(name: str, prompts: int | None, metrics: Metrics | None) -> tuple[str, ...]:
-    """``metrics`` are None where no prompt of a benchmark fitted the target."""
+    """A row of the table; ``metrics`` is None if no prompt of the benchmark fitted the target."""
     figures = ("-", "-", "-")
     if metrics is not None:
         length, speedup = with_interval(metrics.accepted_length), with_interval(metrics.speedup)
@@ -152,7 +151,7 @@ def _row(name: str, prompts: int | None, metrics: Metrics | None) -> tuple[str, 
 
 def _calibration(calibration: Calibration | None) -> str:
     if calibration is None:
-        return "## Calibration\n\nThe confidences are as they were trained: no calibration.json."
+        return "## Calibration\n\nThe confidences are not calibrated: there is no calibration.json."
     temperatures = ", ".join(f"{t:.2f}" for t in calibration.temperatures)
     return (
         "## Calibration\n\n"
@@ -168,7 +167,7 @@ def readers(facts: DraftFacts) -> list[str]:
 
 
 def _serving(facts: DraftFacts, known: CardFacts) -> str:
-    """The command for every engine that reads this folder, and why not for the others."""
+    """The commands for the engines that read this folder, and the reasons why the others do not."""
     lines = ["## Serving"]
     if not known.target.hub_id:
         lines.append("TARGET is the folder of the target.")
@@ -177,34 +176,34 @@ def _serving(facts: DraftFacts, known: CardFacts) -> str:
         if reason:
             lines.append(f"**{NAMES[engine]}**: not with this draft. {reason[0].upper()}{reason[1:]}.")
         else:
-            commands = "\n".join(_commands(engine, serve, facts, known))
-            lines.append(f"**{NAMES[engine]}**\n\n```sh\n{commands}\n```")
+            commands = serve(facts, known.target.shown, known.repo, known.serving)
+            if engine == "llama_cpp":
+                commands = _converted(facts, known)
+            lines.append("\n".join([f"**{NAMES[engine]}**\n\n```sh", *commands, "```"]))
     return "\n\n".join(lines)
 
 
-def _commands(engine: str, serve: Serve, facts: DraftFacts, known: CardFacts) -> list[str]:
-    """What to type for ``engine``; llama.cpp's converter wants both models as folders."""
-    if engine != "llama_cpp":
-        return serve(facts, known.target.shown, known.repo, known.serving)
-    draft, target = known.repo.rpartition("/")[2], known.target.name
-    download = [f"hf download {known.target.hub_id} --local-dir {target}"] if known.target.hub_id else []
-    download = [f"hf download {known.repo} --local-dir {draft}", *download] if "/" in known.repo else download
-    return [*download, *serve(facts, target if known.target.hub_id else "TARGET", draft, known.serving)]
+def _converted(facts: DraftFacts, known: CardFacts) -> list[str]:
+    """The commands for llama.cpp, whose converter needs both models as folders."""
+    draft, hub_id = known.repo.rpartition("/")[2], known.target.hub_id
+    target = known.target.name if hub_id else "TARGET"
+    commands = [f"hf download {known.repo} --local-dir {draft}"] if "/" in known.repo else []
+    commands += [f"hf download {hub_id} --local-dir {target}"] if hub_id else []
+    return commands + llama_cpp.serve(facts, target, draft, known.serving)
 
 
 def _license(known: CardFacts) -> str:
-    own = known.license or "not stated (`export.license`)"
     return (
         "## Licence\n\n"
-        f"- this draft: {own}\n"
-        f"- the target {known.target.hub_id or known.target.name}: its own licence holds for what is served with it"
+        f"- this draft: {known.license or 'not stated (`export.license`)'}\n"
+        f"- the target {known.target.hub_id or known.target.name}: its own licence applies when it is served"
     )
 
 
 def push(folder: Path, repo: str, private: bool) -> str:
-    """Upload ``folder`` to the Hub repository ``repo`` (made where it is missing) and return its address.
+    """Upload ``folder`` to the Hub repository ``repo``, which is made if it is missing, and return its address.
 
-    Raises ``ExportError`` where the Hub refuses. The token is huggingface_hub's own affair.
+    Raises ``ExportError`` if the Hub refuses. huggingface_hub finds the token.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError

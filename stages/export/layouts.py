@@ -1,11 +1,12 @@
-"""The two layouts that engines share: block drafters (DSpark, DFlash) and Eagle3. A format's file says which it takes.
+"""The two layouts that engines share, one for block drafters (DSpark, DFlash) and one for Eagle3.
 
-Facts and sources: the table of the readers is in docs/engines.md; engines' names of the taps count hidden states
-(layer + 1) or layers.
+docs/engines.md has a table of the readers and the sources. Engines number the taps by hidden states (layer + 1) or by
+layers.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -13,24 +14,24 @@ from torch import Tensor
 
 from data_specs.export import ZERO_HEAD, ZERO_HEAD_RANK
 from pipeline.drafts.base import FROZEN
-from pipeline.drafts.registry import FILL_IN
-from stages.export.source import DraftSource, EngineLayout, family_name, plain
+from pipeline.drafts.registry import FAMILIES, FILL_IN
+from stages.export.source import DraftSource, EngineLayout, plain
 
 STATES, LAYERS = "eagle_aux_hidden_state_layer_ids", "eagle_config"  # vLLM's and llama.cpp's field; SGLang's
-# Of a Llama config they say nothing where every layer sees everything; a reader may take their presence for a window.
+# Left out for Llama layers that all see everything, because readers may infer a window from the presence of a field.
 WINDOW_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 
 
 def counted_as_states(taps: tuple[int, ...]) -> list[int]:
-    """Taps as readers number them that count hidden states: 0 the embedding, L + 1 the output of layer L."""
+    """Taps for readers that count hidden states: 0 is the embedding, L + 1 the output of layer L."""
     return [tap + 1 for tap in taps]
 
 
 def block_layout(source: DraftSource) -> EngineLayout:
-    """DSpark's native layout, or z-lab's for a bare 1+N DFlash: no embedding, no head at full vocabulary.
+    """DSpark's native layout, or z-lab's for a 1+N DFlash without heads. It has no embedding and no whole head.
 
-    The convention of the anchor is said outright, under both of its names. A draft without a sequential head gets one
-    of zeros, marked as such: DSpark's readers insist on one.
+    Both names of the anchor convention are written. A draft without a sequential head gets one of zeros, which
+    config.json marks, because DSpark's readers require one.
     """
     facts, fields = source.facts, source.fields
     taps = {"mask_token_id": fields["mask_token_id"], "target_layer_ids": list(facts.taps)}
@@ -47,11 +48,11 @@ def block_layout(source: DraftSource) -> EngineLayout:
         config["is_causal"] = False
         config["dflash_config"] = {"causal": False, **taps}
     if facts.kind == "dflash":
-        if facts.rope != "default":  # mlx-dspark knows a scaling of the positions under its old name only
+        if facts.rope != "default":  # mlx-dspark knows only the old name of scaled positions
             config["rope_scaling"] = config["rope_parameters"]
         config["dflash_config"] = config.get("dflash_config", {}) | taps
         return EngineLayout(config | {"architectures": [FILL_IN]}, source.own_tensors)
-    config |= taps | {"architectures": [f"{family_name(source)}DSparkModel"]} | heads(source)
+    config |= taps | {"architectures": [f"{FAMILIES[facts.family].NAME}DSparkModel"]} | heads(source)
     return EngineLayout(config, source.own_tensors | zero_head(source))
 
 
@@ -70,23 +71,20 @@ def heads(source: DraftSource) -> dict[str, Any]:
 
 
 def zero_head(source: DraftSource) -> dict[str, Tensor]:
-    """W1 [V, r] and W2 [D, r] of zeros for a draft that has no sequential head; nothing for others."""
+    """W1 [V, r] and W2 [D, r] of zeros for a draft without a sequential head; nothing for other drafts."""
     if not source.facts.zero_head:
         return {}
-    rows = {"markov_w1": source.fields["vocab_size"]}
-    rows["markov_w2"] = source.fields.get("draft_vocab_size") or rows["markov_w1"]
-    like = source.tensors["norm.weight"]
-    return {
-        f"markov_head.{name}.weight": torch.zeros(n, ZERO_HEAD_RANK, dtype=like.dtype)
-        for name, n in rows.items()
-    }
+    rows, dtype = source.fields["vocab_size"], source.tensors["norm.weight"].dtype
+    sizes = {"markov_w1": rows, "markov_w2": source.fields.get("draft_vocab_size") or rows}
+    return {f"markov_head.{n}.weight": torch.zeros(s, ZERO_HEAD_RANK, dtype=dtype) for n, s in sizes.items()}
 
 
 def eagle3_layout(source: DraftSource, taps: tuple[str, ...]) -> EngineLayout:
-    """Eagle3 with embedding and head: the reference layout for a Llama layer, vLLM's own for a Qwen3 layer.
+    """Eagle3 with embedding and head, in the reference layout for a Llama layer, in vLLM's own for a Qwen3 layer.
 
-    ``taps``: under which names they are written (``STATES``, ``LAYERS`` or both). ``draft_vocab_size`` is null where
-    the head is the target's: SGLang would make up one of the size that is said; llama.cpp tells an Eagle3 by the field.
+    ``taps`` are the fields in which the taps are written (``STATES``, ``LAYERS`` or both). If the head is the target's,
+    ``draft_vocab_size`` is null: SGLang would make a head of the given size, and llama.cpp recognises Eagle3 by the
+    field.
     """
     facts, llama = source.facts, source.facts.family == "llama"
     rows = source.fields.get("draft_vocab_size") or source.fields["vocab_size"]
@@ -105,11 +103,8 @@ def eagle3_layout(source: DraftSource, taps: tuple[str, ...]) -> EngineLayout:
         config[STATES] = counted_as_states(facts.taps)
     if LAYERS in taps:
         config[LAYERS] = {STATES: list(facts.taps), "use_aux_hidden_state": True}
-    tensors = source.tensors
-    if llama:
-        tensors = {_midlayer(name): value for name, value in tensors.items()}
-    return EngineLayout(config, tensors)
-
-
-def _midlayer(name: str) -> str:
-    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
+    if not llama:
+        return EngineLayout(config, source.tensors)
+    return EngineLayout(
+        config, {re.sub(r"^layers\.0\.", "midlayer.", n): v for n, v in source.tensors.items()}
+    )

@@ -1,7 +1,6 @@
-"""What travels along with a draft: where it came from (no path of a machine) and its calibration.
+"""The provenance (without paths of a machine) and the calibration of an exported draft.
 
-What is known comes from the manifests of this machine's store and from the provenance.json that came with the draft
-from an export made elsewhere.
+The provenance comes from the manifests of this machine's store and the provenance.json of an export made elsewhere.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from pipeline.target.conversion import cache_home
 from pipeline.target.location import HUB_ID
 from stages.export.capabilities import ExportError
 
-SEARCHED_BYTES = 1 << 24  # of every file; a machine's paths stand in headers and in text
+SEARCHED_BYTES = 1 << 24  # of every file, because only headers and text contain a machine's paths
 
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What is known of a draft's target; ``architectures``: of its config.json, where that is at hand."""
+    """What is known about a draft's target. ``architectures`` is that of its config.json, if it is on this machine."""
 
     name: str
     hub_id: str | None = None
@@ -45,18 +44,18 @@ class TargetFacts:
 
     @property
     def shown(self) -> str:
-        """As it stands in commands."""
+        """The target's name in commands."""
         return self.hub_id or "TARGET"
 
 
 def ancestors(store: Store, draft: Artifact | Path) -> dict[str, Manifest]:
-    """Manifests of the draft and of what it was made from, by kind; a folder's are in its provenance.json."""
+    """The manifests of the draft and its ancestors, by kind. A folder has none here; it may have a provenance.json."""
     found = behind(store, draft) if isinstance(draft, Artifact) else {}
     return {kind: artifact.manifest for kind, artifact in found.items()}
 
 
 def carried(folder: Path) -> dict[str, Any]:
-    """provenance.json in the draft's ``folder``: an export, or the import of one; empty where it has none of ours."""
+    """The provenance.json in the draft's ``folder``, which an export or its import has; empty if it is not ours."""
     said = read_json(folder / PROVENANCE) if (folder / PROVENANCE).is_file() else None
     if not isinstance(said, dict) or not isinstance(said.get("training"), dict | None):
         return {}
@@ -65,9 +64,9 @@ def carried(folder: Path) -> dict[str, Any]:
 
 
 def known_target(manifests: dict[str, Manifest], earlier: dict[str, Any], told: str | None) -> TargetFacts:
-    """The target of the draft's lineage; ``earlier``: see ``carried``; ``told``: its Hub id, or its folder here.
+    """The target of the draft. ``carried`` describes ``earlier``; ``told`` is the target's Hub id or its folder here.
 
-    The revision is the commit that was captured where the cache says it, else what the config asked for.
+    The revision is the captured commit if the cache records it, else the one in the config.
     """
     section, before = _config(manifests, "draft", "target"), earlier.get("target", {})
     trained_on = str(section.get("path") or before.get("hub_id") or "")
@@ -87,16 +86,16 @@ def known_target(manifests: dict[str, Manifest], earlier: dict[str, Any], told: 
 
 
 def _config(manifests: dict[str, Manifest], kind: str, section: str) -> dict[str, Any]:
-    """A section of the settings that the manifest of ``kind`` records; empty where that is not known."""
+    """A section of the settings in the manifest of ``kind``; empty if there is none."""
     return dict(manifests[kind].config.get(section) or {}) if kind in manifests else {}
 
 
 def _architectures(path: str, section: dict[str, Any]) -> list[str]:
-    """``architectures`` of the target's config.json, if that lies on this machine; nothing is downloaded."""
+    """``architectures`` of the target's config.json, if that is on this machine. Nothing is downloaded."""
     places = [Path(path)] if path and Path(path).is_dir() else []
     if section.get("package"):
         places.append(cache_home() / "targets" / str(section.get("name")))
-    if not places and HUB_ID.fullmatch(path):  # a folder that is gone is no repository
+    if not places and HUB_ID.fullmatch(path):  # the path of a removed folder is no Hub id
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(path, "config.json", revision=section.get("revision"))
@@ -108,13 +107,9 @@ def _architectures(path: str, section: dict[str, Any]) -> list[str]:
 
 
 def provenance(
-    draft: Artifact | Path,
-    made_of: str,
-    manifests: dict[str, Manifest],
-    target: TargetFacts,
-    earlier: dict[str, Any],
-) -> dict[str, Any]:
-    """Contents of provenance.json. What ``earlier`` says of ancestors stays: the draft there is the trained one."""
+    draft: Artifact | Path, made_of: str, manifests: dict[str, Manifest], target: TargetFacts, earlier: dict[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    """The contents of provenance.json. Ancestors in ``earlier`` are kept, because they include the trained draft."""
     reference = draft.reference if isinstance(draft, Artifact) else draft.resolve().name
     captured, before = _config(manifests, "cache", "target"), earlier.get("target", {})
     return {
@@ -138,7 +133,7 @@ def _ancestor(manifest: Manifest) -> dict[str, Any]:
 
 
 def _training(manifests: dict[str, Manifest]) -> dict[str, Any] | None:
-    """What the draft was trained on, None where its manifest does not say. ``max_length``: tokens a sample, at most."""
+    """What the draft was trained on; None if its manifest lacks it. ``max_length`` is in tokens per sample."""
     data = _config(manifests, "draft", "data")
     if not data:
         return None
@@ -151,7 +146,7 @@ def _training(manifests: dict[str, Manifest]) -> dict[str, Any] | None:
 
 
 def public(source: dict[str, Any]) -> str:
-    """A source of prompts: a Hub data set as it is, of anything else its name only."""
+    """The public name of a source of prompts: the id of a Hub data set, or else only the file's name."""
     path = str(source.get("path"))
     hub = HUB_ID.fullmatch(path) and not path.endswith(FORMATS) and not Path(path).exists()
     revision = f" at {source['revision']}" if source.get("revision") else ""
@@ -159,9 +154,9 @@ def public(source: dict[str, Any]) -> str:
 
 
 def calibration_of(folder: Path, drafts: int) -> Calibration | None:
-    """The calibration of the draft that lies in ``folder`` (``drafts`` a block), None where it has none.
+    """The calibration of the draft in ``folder``, which has ``drafts`` drafts per block; None if it has none.
 
-    Raises ``CalibrationFileError`` as ``read_calibration`` does, also for one that is another draft's.
+    Raises ``CalibrationFileError`` as ``read_calibration`` does, also for the calibration of another draft.
     """
     if not (folder / CALIBRATION).is_file():
         return None
@@ -169,15 +164,15 @@ def calibration_of(folder: Path, drafts: int) -> Calibration | None:
 
 
 def move_calibration(calibration: Calibration, folder: Path) -> None:
-    """Write ``calibration`` into ``folder``, which holds its draft in another layout: now it is that of these files."""
+    """Write ``calibration`` into ``folder``, which contains the draft in another layout, with the new fingerprint."""
     write_calibration(folder, replace(calibration, draft=draft_contents(folder)))
 
 
 def machine_paths(manifests: dict[str, Manifest], *more: str | Path | None) -> list[bytes]:
-    """Paths of this machine that no export may hold.
+    """Paths of this machine that no export may contain.
 
-    Home, the working folder, draftline's and the Hub's cache, every absolute path that the lineage's manifests name
-    (target, prompts, store), and ``more``.
+    These are the home and the working folder, the caches of draftline and the Hub, all absolute paths in the lineage's
+    manifests (target, prompts, store), and ``more``.
     """
     from huggingface_hub import constants
 
@@ -185,14 +180,14 @@ def machine_paths(manifests: dict[str, Manifest], *more: str | Path | None) -> l
     given = [os.getcwd(), constants.HF_HOME, constants.HF_HUB_CACHE, *named, *(str(p) for p in more if p)]
     with suppress(RuntimeError):  # a user without a home
         given.append(str(Path.home()))
-    with suppress(ConfigError):  # the same
+    with suppress(ConfigError):
         given.append(str(cache_home()))
     paths = {str(form) for p in given for form in (Path(p), Path(p).expanduser(), Path(p).resolve())}
     return sorted({p.encode() for p in paths if Path(p).is_absolute() and len(p) > 1})
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every string inside a value of JSON."""
+    """All strings in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -201,19 +196,16 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def check_no_paths(folder: Path, paths: Iterable[bytes]) -> None:
-    """Raise ``ExportError`` naming the file in ``folder`` that holds one of ``paths``.
+    """Raise ``ExportError`` with the file in ``folder`` that contains one of ``paths``.
 
-    As a whole path: a home in /data is not in org/data or /dataset.
+    Only whole paths count: /data is not part of org/data or /dataset. The header of safetensors and the beginning of
+    all other files are searched.
     """
     wanted = re.compile(rb"(?<![\w.-])(" + b"|".join(map(re.escape, paths)) + rb")(?![\w-])")
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        if found := wanted.search(_text_of(file)):
-            raise ExportError(f"{file.name}: holds the path {found[1].decode()} of this machine")
-
-
-def _text_of(file: Path) -> bytes:
-    """What of ``file`` may hold a path: the header of safetensors, the beginning of everything else."""
-    with file.open("rb") as handle:
-        if file.suffix == ".safetensors":
-            return handle.read(int.from_bytes(handle.read(8), "little"))
-        return handle.read(SEARCHED_BYTES)
+        with file.open("rb") as handle:
+            size = SEARCHED_BYTES
+            if file.suffix == ".safetensors":
+                size = int.from_bytes(handle.read(8), "little")
+            if found := wanted.search(handle.read(size)):
+                raise ExportError(f"{file.name}: contains the path {found[1].decode()} of this machine")

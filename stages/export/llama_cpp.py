@@ -1,7 +1,7 @@
-"""llama.cpp: the folder that its converter takes, and the GGUF files where a converter is given.
+"""llama.cpp: the folder for its converter, and the GGUF files if a converter is given.
 
-No embedding and no head lie in a block drafter's folder: with them the converter ties what is not tied, and every
-draft is rejected, silently.
+The folder of a block drafter has no embedding and no head, because the converter would tie them, which is wrong, and
+without any message all drafts would be rejected.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ SCRIPT = "convert_hf_to_gguf.py"
 
 
 def plan(source: DraftSource) -> EngineLayout:
-    """The folder that convert_hf_to_gguf.py takes with ``--target-model-dir``."""
+    """The folder for convert_hf_to_gguf.py with ``--target-model-dir``."""
     return eagle3_layout(source, (STATES,)) if source.facts.kind == "eagle3" else block_layout(source)
 
 
-GREEDY = (
-    "# llama.cpp drafts greedily, and the evaluation drew its drafts: evaluate.draft_sampling=greedy measures what is "
-    "served here"
-)
-
-
 def note(known: ServeFacts) -> list[str]:
-    """A comment beside the commands where the draft was evaluated in another way than llama.cpp drafts."""
-    return [GREEDY] * (known.draft_sampling == "target")
+    """A comment for the commands if the draft was evaluated with sampled drafts; else nothing."""
+    text = (
+        "# llama.cpp drafts greedily, but the evaluation sampled its drafts. evaluate.draft_sampling=greedy measures "
+        "what is served here."
+    )
+    return [text] if known.draft_sampling == "target" else []
 
 
 def serve(facts: DraftFacts, target: str, folder: str, known: ServeFacts = UNTOLD) -> list[str]:
@@ -53,7 +51,7 @@ def serve_converted(facts: DraftFacts, folder: str) -> str:
 
 @dataclass(frozen=True)
 class Converter:
-    """llama.cpp's convert_hf_to_gguf.py, the interpreter that runs it, and the type of the numbers it writes."""
+    """llama.cpp's convert_hf_to_gguf.py, the interpreter that runs it, and the type of the numbers that it writes."""
 
     script: Path
     python: str
@@ -61,23 +59,23 @@ class Converter:
 
 
 def script_at(given: str) -> Path:
-    """The converter that ``export.converter`` names: the script itself, or a checkout of llama.cpp that has it.
+    """The converter at ``export.converter``, which is the script itself or a checkout of llama.cpp.
 
-    Raises ``ExportError`` where there is none.
+    Raises ``ExportError`` if there is none.
     """
     path = Path(given).expanduser()
     script = path / SCRIPT if path.is_dir() else path
     if not script.is_file():
         raise ExportError(
-            f"export.converter={script}: expected llama.cpp's {SCRIPT}, or its checkout; found no such file"
+            f"export.converter={script}: expected llama.cpp's {SCRIPT} or checkout, found no file"
         )
     return script
 
 
 def convert(converter: Converter, folder: Path, name: str, target: Path) -> None:
-    """Write draft.gguf (of the draft ``name`` in ``folder``) and target.gguf (of ``target``) into ``folder``.
+    """Convert the draft ``name`` in ``folder`` and ``target``, and write draft.gguf and target.gguf into ``folder``.
 
-    Raises ``ExportError`` with the converter's last lines where it fails.
+    If the converter fails, ``ExportError`` has its last lines.
     """
     # Without a name the file would be called after the working folder.
     own = [str(folder), "--target-model-dir", str(target), "--model-name", name]
@@ -86,19 +84,18 @@ def convert(converter: Converter, folder: Path, name: str, target: Path) -> None
 
 
 def _run(converter: Converter, arguments: list[str], output: Path) -> None:
-    """One run of the converter; its file appears under its name only when it is whole."""
+    """Run the converter once. A rename gives the whole file its name."""
     partial = output.with_name(f".{output.name}.tmp")
-    command = [converter.python, str(converter.script), *arguments, "--outtype", converter.outtype]
+    options = ["--outtype", converter.outtype, "--outfile", str(partial)]
+    command = [converter.python, str(converter.script), *arguments, *options]
     try:
-        done = subprocess.run(
-            [*command, "--outfile", str(partial)], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise ExportError(f"export.python={converter.python}: {error.strerror}") from error
     if done.returncode != 0 or not partial.is_file():
         said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-LAST_LINES:])
+        wrote = "a file" if partial.is_file() else "no file"
         raise ExportError(
-            f"export.converter={converter.script}: {output.name}: it ended with {done.returncode} and wrote "
-            f"{'something' if partial.is_file() else 'nothing'}:\n{said}"
+            f"export.converter={converter.script}: {output.name}: exit code {done.returncode}, {wrote}:\n{said}"
         )
     partial.rename(output)

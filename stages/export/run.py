@@ -1,13 +1,12 @@
-"""``stage=export``: a draft in the layouts that were asked for, each a versioned artifact.
+"""``stage=export`` makes a versioned artifact of a draft in each of the requested layouts.
 
-The plan is pure (draft -> config and tensors). What it says is written into a working folder, read back and compared
-with the draft bit for bit, searched for paths of this machine, and only then committed.
+A pure function plans config and tensors. They are written into a working folder, read back and compared with the draft
+bit for bit, searched for paths of this machine, and then committed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.markup import escape
 from safetensors.torch import save_file
 
 from data_specs.calibration import CALIBRATION, Calibration, draft_contents, read_calibration
 from data_specs.draft import CONFIG, WEIGHTS
 from data_specs.export import CARD, DRAFT_GGUF, PROVENANCE, SCHEMA_VERSION
+from data_specs.files import written_whole
 from data_specs.manifest import MANIFEST, Manifest, file_record, fingerprint, folder_records, write_json
 from data_specs.results.summary import read_summary
 from data_specs.sps import SpsTable, read_table
@@ -51,19 +52,19 @@ KIND = "export"
 PLANS: dict[str, Callable[[DraftSource], EngineLayout]] = {
     "vllm": vllm.plan, "sglang": sglang.plan, "llama_cpp": llama_cpp.plan, "mlx": mlx.plan, "hub": hub.plan,
 }  # fmt: skip
-SERVERS: dict[str, hub.Serve] = {**hub.SERVERS, "speculators": speculators.serve}
-# What the tensors' shapes do not tell, and what must come back as it was for the same logits.
+SERVERS: dict[str, hub.Serve] = {**hub.SERVERS, "speculators": vllm.serve}
+# Fields that must read back unchanged for equal logits, and that the shapes of the tensors do not show.
 ALIKE = (
     "attention_k_eq_v", "global_head_dim", "head_dim", "hidden_act", "hidden_activation", "max_position_embeddings",
     "num_attention_heads", "num_global_key_value_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
     "rope_parameters",
 )  # fmt: skip
-WINDOW = ("layer_types", "sliding_window")  # the same, where layers have one
+WINDOW = ("layer_types", "sliding_window")  # the same for layers with a window
 
 
 @dataclass(frozen=True)
 class ExportJob:
-    """One draft to export, and what is known about it."""
+    """A draft to export, and what is known about it."""
 
     draft: Artifact | Path
     folder: Path
@@ -80,7 +81,7 @@ class ExportJob:
 
     @property
     def draft_sampling(self) -> str | None:
-        """How it chose tokens when it was evaluated (target | greedy), here or before an import; None if not known."""
+        """How it chose tokens in its evaluation (target | greedy), here or before an import; None if unknown."""
         if self.evaluation is None:
             return self.earlier.get("draft_sampling")
         sampler = self.evaluation.manifest.config["sampler"]
@@ -88,10 +89,10 @@ class ExportJob:
 
 
 def run_export(config: Config, store: Store, draft: Artifact | Path) -> list[Artifact]:
-    """Export ``draft`` (an artifact, or a folder in any layout that is read) in every format of ``export.formats``.
+    """Export ``draft`` (an artifact, or a folder in a known layout) in every format of ``export.formats``.
 
-    Returns the exports, which may be some that were made before; none with ``plan`` and in other processes than the
-    first. Raises ``ExportError`` for what a format cannot hold, before anything is written.
+    Returns the exports, of which some may exist already; none with ``plan``, and none in processes other than the
+    first. Raises ``ExportError`` before anything is written if a format does not support the draft.
     """
     if not is_main():
         return []
@@ -114,13 +115,13 @@ def run_export(config: Config, store: Store, draft: Artifact | Path) -> list[Art
 
 
 def make_job(config: Config, store: Store, draft: Artifact | Path) -> ExportJob:
-    """Read the draft strictly, and find out where it came from; another draft's calibration is refused."""
+    """Read the draft strictly, and collect its provenance. Raises ``UserError`` for another draft's calibration."""
     folder, name, made_of = identify(draft)
     source, manifests, earlier = read_source(folder), ancestors(store, draft), carried(folder)
     evaluation = _evaluation(store, name, made_of, config.evaluation)
     profile = None if evaluation is None else evaluation.path / TABLE
     kept = calibrations(store, folder, made_of)
-    if evaluation is not None and evaluation.path in kept:  # that of the figures on the card
+    if evaluation is not None and evaluation.path in kept:  # its figures are on the card
         kept.insert(0, evaluation.path)
     place = kept[0] if kept else None
     return ExportJob(
@@ -140,7 +141,7 @@ def make_job(config: Config, store: Store, draft: Artifact | Path) -> ExportJob:
 
 
 def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
-    """(folder, name, fingerprint) of a draft; a folder's fingerprint is that of its contents."""
+    """(folder, name, fingerprint) of a draft. The fingerprint of a folder is that of its contents."""
     if isinstance(draft, Artifact):
         return draft.path, draft.manifest.name, draft.manifest.fingerprint
     records = folder_records(draft, (CONFIG, "*.safetensors"))
@@ -149,16 +150,16 @@ def identify(draft: Artifact | Path) -> tuple[Path, str, str]:
 
 
 def plan(form: str, job: ExportJob) -> EngineLayout:
-    """What ``form`` writes for the draft: config.json and the tensors."""
+    """The contents of config.json and the tensors that the format ``form`` has for the draft."""
     if form == "speculators":
         return speculators.plan(job.source, job.target.hub_id, job.target.architectures)
     return PLANS[form](job.source)
 
 
 def _evaluation(store: Store, name: str, made_of: str, reference: str | None) -> Artifact | None:
-    """The evaluation on a card: the one that is named, else the latest of the draft ``name``, made of ``made_of``.
+    """The evaluation for the card: ``reference``, or else the latest of the draft with the fingerprint ``made_of``.
 
-    Raises ``ExportError`` where the one that is named is another draft's.
+    Raises ``ExportError`` if ``reference`` is an evaluation of another draft.
     """
     if reference is not None:
         named = store.resolve("evaluation", reference)
@@ -173,7 +174,7 @@ def _evaluation(store: Store, name: str, made_of: str, reference: str | None) ->
 def _export(
     settings: ExportConfig, store: Store, job: ExportJob, form: str, layout: EngineLayout
 ) -> Artifact:
-    """Write one format, or find it made already."""
+    """Write one format unless it exists already."""
     name = settings.name or f"{job.name}_{form}"
     recorded = {"format": form, "license": settings.license, "repo": settings.repo if form == "hub" else None}
     recorded |= {"gguf": settings.outtype if form == "llama_cpp" and settings.converter else None}
@@ -201,12 +202,14 @@ def _export(
 def _write(
     settings: ExportConfig, store: Store, job: ExportJob, form: str, layout: EngineLayout, work: Work
 ) -> None:
-    """All files, provenance.json last: it says that the others are whole."""
+    """Write all files. provenance.json is the last one and marks the others as complete."""
     folder = work.path
     if form == "speculators":
         layout = speculators.through_library(layout)
     write_json(folder / CONFIG, layout.config)
-    _save_tensors(layout, folder / WEIGHTS)
+    with written_whole(folder / WEIGHTS) as temporary:
+        tensors = {name: value.contiguous() for name, value in layout.tensors.items()}
+        save_file(tensors, temporary, metadata={"format": "pt"})
     compare(folder, job.source)
     if job.calibration is not None:
         move_calibration(job.calibration, folder)
@@ -228,55 +231,42 @@ def _write(
 
 
 def _schedule(form: str, job: ExportJob) -> dict[str, dict[str, Any]]:
-    """Contents by name of what SGLang's scheduler reads; no other engine has such files."""
+    """The files for SGLang's scheduler as name -> contents. Other engines have no such files."""
     if form != "sglang":
         return {}
     return sglang.schedule_files(job.source.facts, job.calibration, job.costs)
 
 
-def _save_tensors(layout: EngineLayout, path: Path) -> None:
-    """model.safetensors, whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    save_file({n: v.contiguous() for n, v in layout.tensors.items()}, partial, metadata={"format": "pt"})
-    partial.replace(path)
-
-
 def compare(folder: Path, source: DraftSource) -> None:
-    """Read the written ``folder`` back and compare it with the draft; ``ExportError`` names what differs.
+    """Read the written ``folder`` back and compare it with the draft. ``ExportError`` names the first difference.
 
-    Import gives back the draft to the last bit; the target's embedding and head may have stayed behind.
+    All bits must be equal. Only the target's embedding and head may be missing.
     """
     back = read_source(folder)
     if back.facts != source.facts:
-        raise ExportError(
-            f"{folder.name}: reads back as another draft: {back.facts}, expected {source.facts}"
-        )
+        raise ExportError(f"{folder.name}: expected a draft with {source.facts}, but read back {back.facts}")
     had, has = native_fields(source), native_fields(back)
     alike = ALIKE + WINDOW * source.facts.window + ("mask_token_id",) * source.facts.is_block
     for name in alike:
-        if had.get(name) != has.get(name):
-            raise ExportError(
-                f"{folder.name}: field {name}: reads back as {has.get(name)}, expected {had.get(name)}"
-            )
+        if (expected := had.get(name)) != (got := has.get(name)):
+            raise ExportError(f"{folder.name}: field {name}: expected {expected}, but read back {got}")
     for name in sorted(source.tensors.keys() | back.tensors.keys()):
         ours, theirs = source.tensors.get(name), back.tensors.get(name)
         if theirs is None and name in FROZEN:
             continue
         if ours is None or theirs is None or ours.dtype != theirs.dtype or not torch.equal(ours, theirs):
-            raise ExportError(f"{folder.name}: tensor {name} does not read back as it was")
+            raise ExportError(f"{folder.name}: tensor {name} is not read back unchanged")
 
 
 def _target_folder(settings: ExportConfig, job: ExportJob) -> Path:
-    """The folder of the target, whose tokenizer a GGUF file holds."""
+    """The folder of the target, whose tokenizer becomes part of the GGUF files."""
     if settings.target and Path(settings.target).expanduser().is_dir():
         return Path(settings.target).expanduser()
     draft = job.manifests.get("draft")
     section = draft.config.get("target") if draft is not None else None
     path = settings.target or (job.target.hub_id if section is None else None)
     if section is None and path is None:
-        raise ConfigError(
-            "export.target: expected the folder or the Hub id of the target, whose tokenizer GGUF files hold, got none"
-        )
+        raise ConfigError("export.target: expected the target's folder or Hub id for its tokenizer, got none")
     known = {f.name for f in dataclasses.fields(TargetConfig)}
     values = {k: v for k, v in (section or {"name": "target"}).items() if k in known}
     if path is not None:
@@ -285,12 +275,11 @@ def _target_folder(settings: ExportConfig, job: ExportJob) -> Path:
 
 
 def _card_facts(settings: ExportConfig, job: ExportJob, said: dict[str, Any]) -> hub.CardFacts:
-    summary = None if job.evaluation is None else read_summary(job.evaluation.path)
     return hub.CardFacts(
         repo=settings.repo or settings.name or job.name,
         target=job.target,
         provenance=said,
-        summary=summary,
+        summary=None if job.evaluation is None else read_summary(job.evaluation.path),
         evaluation=None if job.evaluation is None else job.evaluation.manifest,
         calibration=job.calibration,
         license=settings.license,
@@ -308,7 +297,7 @@ def _counts(layout: EngineLayout, folder: Path) -> dict[str, Any]:
 
 
 def _show_plan(job: ExportJob, layouts: dict[str, EngineLayout]) -> None:
-    """Tensors and bytes of every format; nothing is written."""
+    """Print tensors and bytes of every format."""
     rows = []
     for form, layout in layouts.items():
         size = sum(value.numel() * value.element_size() for value in layout.tensors.values())
@@ -318,34 +307,29 @@ def _show_plan(job: ExportJob, layouts: dict[str, EngineLayout]) -> None:
 
 
 def _show(job: ExportJob, form: str, artifact: Artifact) -> None:
-    """The last screen: what was made, where, and the commands that serve it (outside the frame, to be copied whole)."""
+    """The last screen: the artifact and the commands that serve it, which have no frame so that they can be copied."""
     lines = [
         f"{form} export of {job.name} for {job.target.hub_id or job.target.name}",
         f"{artifact.reference}   {artifact.path}",
         *(f"  {name:<20} {console.size(record.size)}" for name, record in artifact.manifest.files.items()),
     ]
-    console.panel(f"Exported: {artifact.reference}", [_plain(line) for line in lines])
+    console.panel(f"Exported: {artifact.reference}", lines)
     engines = hub.readers(job.source.facts) if form == "hub" else [form]
     if not engines:
-        console.say("No engine reads this draft yet; draftline does: draft=" + _plain(str(artifact.path)))
+        console.say("No engine reads this draft yet; draftline does: draft=" + escape(str(artifact.path)))
         return
     if form == "speculators" and (reason := refusal("vllm", job.source.facts)):
-        console.say(_plain(f"vLLM, which serves this format, does not serve this draft: {reason}"))
+        console.say(escape(f"vLLM, which serves this format, does not serve this draft: {reason}"))
         return
     where = "" if job.target.hub_id else " (TARGET: the folder or Hub id of the target)"
     console.say(f"Serve it{where}:")
     for command in _commands(job, engines[0], artifact):
-        console.say(_plain(command))
+        console.say(escape(command))
 
 
 def _commands(job: ExportJob, engine: str, artifact: Artifact) -> list[str]:
-    """What serves the export where it lies; GGUF files that are there need no conversion."""
+    """The commands that serve the export in its folder. Existing GGUF files need no conversion."""
     known = ServeFacts(job.draft_sampling, artifact.manifest.files)
     if DRAFT_GGUF in artifact.manifest.files:
         return [*llama_cpp.note(known), llama_cpp.serve_converted(job.source.facts, str(artifact.path))]
     return SERVERS[engine](job.source.facts, job.target.shown, str(artifact.path), known)
-
-
-def _plain(text: str) -> str:
-    """``text`` without meaning to the console's markup."""
-    return text.replace("[", r"\[")

@@ -16,19 +16,11 @@ from data_specs.errors import UserError
 from data_specs.export import SPS, STS
 
 ENGINES = ("vllm", "sglang", "llama_cpp", "mlx")
-KINDS = {
-    "Eagle3": "eagle3",
-    "DFlashDraftModel": "dflash",
-    "DSpark": "dspark",
-}  # part of the architecture's name
-SCHEDULE = {
-    STS: "--speculative-dspark-confidence-sts-path",
-    SPS: "--speculative-dspark-sps-table-path",
-}  # what SGLang reads besides the draft
-SAMPLE_METHODS = {
-    "target": "probabilistic",
-    "greedy": "greedy",
-}  # evaluate.draft_sampling -> vLLM's name of it
+# Part of the architecture's name -> the engines' name of the drafter.
+KINDS = {"Eagle3": "eagle3", "DFlashDraftModel": "dflash", "DSpark": "dspark"}
+# Files that SGLang reads in addition to the draft.
+SCHEDULE = {STS: "--speculative-dspark-confidence-sts-path", SPS: "--speculative-dspark-sps-table-path"}
+SAMPLE_METHODS = {"target": "probabilistic", "greedy": "greedy"}  # evaluate.draft_sampling -> vLLM's name
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
@@ -46,9 +38,8 @@ class Served:
         if engine not in ENGINES:
             raise ServeError(f"{engine}: expected vllm, sglang, llama_cpp or mlx")
         self.engine, self.folder = engine, folder
-        self.config, self.manifest, self.origin = (
-            self._read(f"{name}.json") for name in ("config", "manifest", "provenance")
-        )
+        names = ("config.json", "manifest.json", "provenance.json")
+        self.config, self.manifest, self.origin = (self._read(name) for name in names)
         self.draft: str = ((self.origin or {}).get("draft") or {}).get("reference") or ""
         if self.config is None:
             raise ServeError(f"{folder}: expected the folder of an export, but it holds no config.json")
@@ -63,15 +54,15 @@ class Served:
             raise ServeError(f"{path}: expected JSON, got: {error}") from None
 
     def remedy(self, draft: str) -> str:
-        """The command that exports ``draft`` for this engine; DRAFT stands for a draft that has no reference."""
+        """The command that exports ``draft`` for this engine, with DRAFT in place of a draft without a reference."""
         converter = " export.converter=convert_hf_to_gguf.py" if self.engine == "llama_cpp" else ""
         name = draft if ":" in draft else "DRAFT"
         return f"python -m pipeline stage=export export={self.engine} draft={name}{converter}"
 
     def check_format(self) -> None:
-        """Raise ``ServeError`` when the manifest says that this is no export, or an export for another engine.
+        """Raise ``ServeError`` if, according to the manifest, this is no export or an export for another engine.
 
-        A folder without a manifest, such as a downloaded one, is taken as it is.
+        A folder without a manifest, such as a downloaded one, is accepted.
         """
         manifest = self.manifest
         if manifest is None:
@@ -90,7 +81,7 @@ class Served:
             )
 
     def algorithm(self) -> tuple[str, int]:
-        """The engine's name of the drafter and the drafts per round, by the fields that layouts.py writes."""
+        """The engine's name of the drafter and the drafts per round, from the fields that layouts.py writes."""
         config = self.config
         kind = config.get("speculators_model_type")
         if kind is None:
@@ -108,41 +99,34 @@ class Served:
         return kind, config["block_size"] - (0 if first else 1)
 
     def target(self, given: str) -> tuple[str, str | None]:
-        """The target and its revision: ``given`` by the user, else what the export says."""
+        """The target and its revision: ``given`` by the user, or else from the export."""
         if self.engine == "llama_cpp":
             target = given or f"{self.folder}/target.gguf"
             for path in (f"{self.folder}/draft.gguf", target):
                 if not os.path.isfile(path):
-                    raise ServeError(
-                        f"{path}: no such file. To make the GGUF files: {self.remedy(self.draft)}"
-                    )
+                    raise ServeError(f"{path}: no such file. To make it: {self.remedy(self.draft)}")
             return target, None
         said = (self.origin or {}).get("target") or {}
         if given or said.get("hub_id"):
             return (given, None) if given else (said["hub_id"], said.get("revision"))
-        path = f"{self.folder}/provenance.json"
-        missing = (
-            f"{path}: no such file"
-            if self.origin is None
-            else f"{path}: field target.hub_id: expected a Hub id"
-        )
+        missing = "no such file" if self.origin is None else "field target.hub_id: expected a Hub id"
         raise ServeError(
-            f"{missing}. Name the target (a folder or a Hub id): "
+            f"{self.folder}/provenance.json: {missing}. Name the target (a folder or a Hub id): "
             f"launch/serve_draft.sh {self.engine} {self.folder} TARGET"
         )
 
 
 def speculative_config(kind: str, folder: str, drafts: int, draft_sampling: str | None) -> str:
-    """vLLM's ``--speculative-config``; it drafts greedily, and verifies all drafts, unless told otherwise."""
+    """vLLM's ``--speculative-config``. By default, vLLM drafts greedily and verifies all drafts."""
     options: dict[str, Any] = {"method": kind, "model": folder, "num_speculative_tokens": drafts}
     method = SAMPLE_METHODS.get(str(draft_sampling))
     return json.dumps(options | ({"draft_sample_method": method} if method else {}))
 
 
 def command(served: Served, given: str, options: list[str]) -> list[str]:
-    """The words of the command that serves the target ``given`` (or the export's own) with the draft.
+    """The words of the command that serves the target ``given``, or the export's own target, with the draft.
 
-    ``options`` come last, so that they override the ones that are set here. Raises ``ServeError``.
+    ``options`` come last, so that they override the other options. Raises ``ServeError``.
     """
     served.check_format()
     kind, drafts = served.algorithm()
@@ -174,12 +158,12 @@ def command(served: Served, given: str, options: list[str]) -> list[str]:
         spec = ["--metrics", "--spec-type", f"draft-{kind}", "--spec-draft-n-max", str(drafts)]
         return [*start, *place, *spec, *options]
     start = [os.environ.get("MLX_DSPARK") or "mlx-dspark", "serve", "--mode", kind, "--model", target]
-    # Without --drafter-bits 0 the server would quantise the draft to 4 bits. It takes no revision.
+    # Without --drafter-bits 0, the server would quantise the draft to 4 bits. It has no option for a revision.
     return [*start, "--drafter", folder, "--drafter-bits", "0", "--host", "127.0.0.1", *options]
 
 
 def main(engine: str, folder: str, *rest: str) -> None:
-    """Print the command for ``ENGINE EXPORT [TARGET] [OPTION ...]``; a dash stands for the export's own target."""
+    """Print the command for ``ENGINE EXPORT [TARGET] [OPTION ...]``. A dash means the export's own target."""
     named = bool(rest) and (rest[0] == "-" or not rest[0].startswith("-"))
     given, options = (rest[0].removeprefix("-"), rest[1:]) if named else ("", rest)
     try:

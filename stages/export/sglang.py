@@ -1,7 +1,7 @@
-"""SGLang: DSpark with any head, 1+N DFlash, Eagle3 with a Llama layer and three taps, which it numbers by layers.
+"""SGLang reads DSpark with any head, 1+N DFlash, and Eagle3 with a Llama layer and three taps, numbered by layers.
 
-Its scheduler of verification reads two files, which lie in the export where their contents are known (formats by its
-source, python/sglang/srt/speculative/dspark_components/dspark_sts.py and dspark_sps.py).
+Its scheduler of verification reads two files, which an export has if their contents are known. Their formats are those
+of dspark_sts.py and dspark_sps.py in python/sglang/srt/speculative/dspark_components.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from stages.export.source import UNTOLD, DraftFacts, DraftSource, EngineLayout, 
 
 
 def plan(source: DraftSource) -> EngineLayout:
-    """The folder that ``--speculative-draft-model-path`` names."""
+    """The folder for ``--speculative-draft-model-path``."""
     return eagle3_layout(source, (LAYERS,)) if source.facts.kind == "eagle3" else block_layout(source)
 
 
 def schedule_files(
     facts: DraftFacts, calibration: Calibration | None, costs: SpsTable | None
 ) -> dict[str, dict[str, Any]]:
-    """Name -> contents of what its scheduler reads; it schedules only drafts that have confidences."""
+    """The files for its scheduler as name -> contents. It schedules only drafts that have confidences."""
     if facts.kind != "dspark" or not facts.confidence:
         return {}
     known = {STS: calibration and sts(calibration), SPS: costs and sps(costs, facts.drafts)}
@@ -34,7 +34,7 @@ def schedule_files(
 
 
 def sts(calibration: Calibration) -> dict[str, Any]:
-    """Its DSparkStsCalibration: draft k survives with the product of sigmoid(logit / T) up to k, as ours does."""
+    """SGLang's DSparkStsCalibration. As here, the product of sigmoid(logit / T) up to k is the survival of draft k."""
     return {
         "temperatures": calibration.temperatures,
         "dataset": calibration.data,
@@ -45,9 +45,9 @@ def sts(calibration: Calibration) -> dict[str, Any]:
 
 
 def sps(costs: SpsTable, drafts: int) -> dict[str, Any]:
-    """Its SpsCostTable: steps a second by the tokens that are verified.
+    """SGLang's SpsCostTable: steps per second by the number of verified tokens.
 
-    As its own profiler measures them, a step of B tokens is of B / (G + 1) requests, and holds their draft pass, too.
+    As in SGLang's own profiler, a step of B tokens serves B / (G + 1) requests and includes their draft pass.
     """
     requests, seconds = zip(*costs.draft, strict=True)
     tokens = [count for count, _ in costs.points]
@@ -60,12 +60,11 @@ def sps(costs: SpsTable, drafts: int) -> dict[str, Any]:
 
 
 def serve(facts: DraftFacts, target: str, folder: str, known: ServeFacts = UNTOLD) -> list[str]:
-    """The command that serves ``target`` with the draft in ``folder``; its draft tokens count the anchor too."""
+    """The command that serves ``target`` with the draft in ``folder``. SGLang counts the anchor as a draft token."""
     options = f"--speculative-algorithm {facts.kind.upper()} --speculative-draft-model-path {folder}"
     if facts.kind == "eagle3":
         options += f" --speculative-num-steps {facts.drafts} --speculative-eagle-topk 1"
     options += f" --speculative-num-draft-tokens {facts.drafts + 1}"
-    options += "".join(
-        f" {option} {folder}/{name}" for name, option in SCHEDULE.items() if name in known.files
-    )
+    files = {name: option for name, option in SCHEDULE.items() if name in known.files}
+    options += "".join(f" {option} {folder}/{name}" for name, option in files.items())
     return [f"python -m sglang.launch_server --model-path {target} {options}"]

@@ -1,4 +1,4 @@
-"""A draft as it is exported: its fields and tensors under native names, and the facts that decide who can read it."""
+"""A draft to export: its fields and tensors under native names, and the facts that decide which engines can read it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pipeline.drafts.base import FROZEN
 from pipeline.drafts.folders import checkpoint
-from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, MODEL_TYPES
+from pipeline.drafts.registry import ARCHITECTURES, MODEL_TYPES
 
-# What describes the draft's own layers; every other field of a draft's config is the target's, or its library's.
+# The fields that describe the draft's own layers. All other fields of its config come from the target or the library.
 PLAIN = (
     "attention_bias", "attention_dropout", "bos_token_id", "eos_token_id", "head_dim", "hidden_act", "hidden_size",
     "initializer_range", "intermediate_size", "layer_types", "max_position_embeddings", "max_window_layers",
@@ -27,7 +27,7 @@ PLAIN = (
 
 @dataclass(frozen=True)
 class DraftFacts:
-    """What an engine must be able to do to draft with it. ``kind``: dspark | dflash (1+N, bare) | eagle3 | mtp."""
+    """What an engine must support to use the draft. ``kind``: dspark | dflash (1+N without heads) | eagle3 | mtp."""
 
     kind: str
     family: str
@@ -52,13 +52,13 @@ class DraftFacts:
 
     @property
     def zero_head(self) -> bool:
-        """Whether the layout of DSpark takes it with a Markov head of zeros."""
+        """Whether DSpark's layout needs a Markov head of zeros for it."""
         return self.kind == "dspark" and self.rank == 0
 
 
 @dataclass(frozen=True)
 class DraftSource:
-    """Fields (as config.json of a native folder has them), tensors under native names, facts."""
+    """The fields of a native config.json, the tensors under native names, and the facts."""
 
     fields: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -66,22 +66,22 @@ class DraftSource:
 
     @property
     def dtype(self) -> str:
-        """The type of the trained tensors, as configs name it."""
+        """The name of the trained tensors' type in configs."""
         return str(self.tensors["norm.weight"].dtype).removeprefix("torch.")
 
     @property
     def own_tensors(self) -> dict[str, Tensor]:
-        """All but what the target has: embedding and whole head."""
+        """All tensors except those that the target has: the embedding and a whole head."""
         shared = FROZEN[:1] if self.facts.reduced else FROZEN
         return {name: value for name, value in self.tensors.items() if name not in shared}
 
 
 @dataclass(frozen=True)
 class ServeFacts:
-    """What decides how an export is served, beside the draft and its target.
+    """What the command that serves an export depends on, besides the draft and its target.
 
-    ``draft_sampling``: how the draft chose its tokens when it was evaluated (target | greedy), None where it was not.
-    ``files``: the names of what lies in the export.
+    ``draft_sampling`` is how the draft chose its tokens in its evaluation (target | greedy), None if unknown.
+    ``files`` are the names of the files in the export.
     """
 
     draft_sampling: str | None = None
@@ -93,29 +93,27 @@ UNTOLD = ServeFacts()
 
 @dataclass(frozen=True)
 class EngineLayout:
-    """What an export writes: config.json and the tensors of model.safetensors."""
+    """The contents of config.json and model.safetensors of an export."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
 
 
 def read_source(folder: Path) -> DraftSource:
-    """The draft in ``folder`` (native or foreign), strictly checked; ``UserError`` names what is wrong with it."""
+    """The draft in ``folder`` (native or foreign), strictly checked. ``UserError`` names a wrong field or tensor."""
     config, tensors = checkpoint.read(folder)
     return DraftSource(_fields(config), tensors, facts_of(config))
 
 
 def _fields(config: Any) -> dict[str, Any]:
-    """The config's fields; Gemma's heads by layer type in the flat form that every reader knows."""
+    """The config's fields. Gemma's sizes of heads by layer type get the flat form that every reader knows."""
     fields = dict(config.to_dict())
     if config.model_type == "gemma4_text":
         own = config.per_layer_config[0]
-        fields |= {
-            "head_dim": own.head_dim,
-            "global_head_dim": own.head_dim,
-            "num_key_value_heads": own.num_key_value_heads,
-            "num_global_key_value_heads": own.num_key_value_heads,
-        }
+        fields |= dict.fromkeys(("head_dim", "global_head_dim"), own.head_dim)
+        fields |= dict.fromkeys(
+            ("num_key_value_heads", "num_global_key_value_heads"), own.num_key_value_heads
+        )
     return fields
 
 
@@ -126,8 +124,6 @@ def facts_of(config: Any) -> DraftFacts:
     anchor_first = bool(config.sample_from_anchor)
     if kind == "dspark" and not (rank or confidence or anchor_first):
         kind = "dflash"
-    rope = getattr(config, "rope_parameters", None) or {}
-    full = rope["full_attention"] if isinstance(rope.get("full_attention"), dict) else rope
     return DraftFacts(
         kind=kind,
         family=MODEL_TYPES[config.model_type],
@@ -142,29 +138,33 @@ def facts_of(config: Any) -> DraftFacts:
         reduced=(getattr(config, "draft_vocab_size", None) or config.vocab_size) < config.vocab_size,
         window="sliding_attention" in (getattr(config, "layer_types", None) or []),
         softcap=getattr(config, "final_logit_softcapping", None),
-        rope=full.get("rope_type", "default"),
+        rope=_full_rope(getattr(config, "rope_parameters", None)).get("rope_type", "default"),
         norm_before_residual=bool(getattr(config, "norm_before_residual", False)),
     )
 
 
-def plain(source: DraftSource) -> dict[str, Any]:
-    """Fields of the draft's layers, nothing of the target's that they do not have.
+def _full_rope(parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """The rotary settings of the full-attention layers, or the flat settings of all layers."""
+    rope = parameters or {}
+    full = rope.get("full_attention")
+    return full if isinstance(full, dict) else rope
 
-    ``rope_theta`` stands beside ``rope_parameters`` for readers that know only one of them.
+
+def plain(source: DraftSource) -> dict[str, Any]:
+    """The fields of the draft's layers, without those that only the target has.
+
+    ``rope_theta`` is added to ``rope_parameters`` because some readers know only one of them.
     """
     own = {name: source.fields[name] for name in PLAIN if name in source.fields}
     if source.facts.family != "gemma4" and own.get("final_logit_softcapping") is None:
-        own.pop("final_logit_softcapping", None)  # a Gemma's reader takes 30 where it is not said
-    rope = own.get("rope_parameters") or {}
-    if isinstance(rope.get("full_attention"), dict):
-        rope = rope["full_attention"]
-    if rope.get("rope_theta") is not None:
-        own["rope_theta"] = rope["rope_theta"]
+        own.pop("final_logit_softcapping", None)  # without this field, the reader of a Gemma would take 30
+    if (theta := _full_rope(own.get("rope_parameters")).get("rope_theta")) is not None:
+        own["rope_theta"] = theta
     return own | {"dtype": source.dtype, "tie_word_embeddings": False}
 
 
 def native_fields(source: DraftSource) -> dict[str, Any]:
-    """config.json of a native folder that holds this draft as it is."""
+    """The config.json of a native folder with this draft."""
     own = (
         "architectures", "num_target_layers", "target_layer_ids", "block_size", "mask_token_id", "markov_rank",
         "markov_head_type", "markov_learned_start", "enable_confidence_head", "confidence_head_with_markov",
@@ -173,8 +173,3 @@ def native_fields(source: DraftSource) -> dict[str, Any]:
     fields = {name: source.fields[name] for name in own if source.fields.get(name) is not None}
     first = source.facts.anchor_first
     return plain(source) | fields | {"sample_from_anchor": first, "dspark_bonus_anchor": not first}
-
-
-def family_name(source: DraftSource) -> str:
-    """What the family's classes start with: Qwen3, Llama, Gemma4."""
-    return str(FAMILIES[source.facts.family].NAME)

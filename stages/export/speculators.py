@@ -1,6 +1,6 @@
-"""The format of vLLM's library speculators (0.9.0): its own config, taps counted as hidden states, the verifier named.
+"""The format of vLLM's library speculators (0.9.0): an own config with the verifier's name and taps as hidden states.
 
-Where the library is installed, its classes make config and tensors out of ours, strictly; else ours are written.
+If the library is installed, its classes make the config from ours and check our tensors; otherwise ours are written.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import importlib.util
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pipeline.config import ConfigError
-from stages.export import vllm
 from stages.export.layouts import STATES, block_layout, counted_as_states, heads
-from stages.export.source import UNTOLD, DraftFacts, DraftSource, EngineLayout, ServeFacts, plain
+from stages.export.source import DraftFacts, DraftSource, EngineLayout, plain
 
 LIBRARY = "speculators"
 VERSION = "0.9.0"  # of the format that is written here
 CLASSES = {"dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator", "eagle3": "Eagle3Speculator"}
-DROPPED = ("auto_map", "transformers_version")  # the library's remarks on itself
+DROPPED = ("auto_map", "transformers_version")  # fields in which the library describes itself
 
 
 def plan(source: DraftSource, verifier: str | None, architectures: list[str]) -> EngineLayout:
-    """Config and tensors for the target ``verifier`` (Hub id, or None) whose config.json has ``architectures``."""
+    """Config and tensors. The target is ``verifier`` (Hub id or None), and its config.json has ``architectures``."""
     facts, layers = source.facts, plain(source)
     dtype = layers.pop("dtype")
     if facts.window:
@@ -46,19 +44,19 @@ def plan(source: DraftSource, verifier: str | None, architectures: list[str]) ->
 
 
 def _block(source: DraftSource) -> dict[str, Any]:
-    """Fields of DFlash, and of DSpark, which is one with heads."""
+    """The fields of DFlash, and of DSpark, which is a DFlash with heads."""
     own = {
         "aux_hidden_state_layer_ids": counted_as_states(source.facts.taps),
         "block_size": source.fields["block_size"],
         "mask_token_id": source.fields["mask_token_id"],
         "sample_from_anchor": source.facts.anchor_first,
-        "sliding_window_non_causal": True,  # else vLLM runs a DFlash's blocks causally
+        "sliding_window_non_causal": True,  # otherwise vLLM would run a DFlash's blocks causally
     }
     return own | (heads(source) if source.facts.kind == "dspark" else {})
 
 
 def _eagle3(facts: DraftFacts) -> dict[str, Any]:
-    """``norm_before_residual`` is true where a config does not say: it says."""
+    """The fields of Eagle3. ``norm_before_residual`` is always written, because its default is true."""
     return {
         STATES: counted_as_states(facts.taps),
         "embed_requires_grad": False,
@@ -85,9 +83,9 @@ def _speculators_config(facts: DraftFacts, verifier: str | None, architectures: 
 
 
 def through_library(layout: EngineLayout) -> EngineLayout:
-    """``layout`` as the installed library makes it, or as it is where there is none.
+    """``layout`` as the installed library makes it, or unchanged if the library is not installed.
 
-    Raises ``ConfigError`` where the library has other tensors than ours.
+    Raises ``ConfigError`` if the library expects or writes other tensors.
     """
     if importlib.util.find_spec(LIBRARY) is None:
         return layout
@@ -99,23 +97,12 @@ def through_library(layout: EngineLayout) -> EngineLayout:
     optional = set(model._keys_to_ignore_on_load_missing)
     wrong = [*found.unexpected_keys, *(name for name in found.missing_keys if name not in optional)]
     if wrong:
-        raise ConfigError(
-            f"export=speculators: the library {LIBRARY} disagrees about the tensors {sorted(wrong)}"
-        )
+        raise ConfigError(f"export=speculators: the library {LIBRARY} expects other tensors: {sorted(wrong)}")
     ignored = set(model._keys_to_ignore_on_save)
-    tensors = {n: v for n, v in model.state_dict().items() if n not in ignored}
-    _compare(layout.tensors, tensors)
-    values = {name: value for name, value in config.to_diff_dict().items() if name not in DROPPED}
-    values["transformer_layer_config"] = layout.config["transformer_layer_config"]
-    return EngineLayout(layout.config | values, layout.tensors)
-
-
-def _compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    ours, theirs = layout.tensors, {n: v for n, v in model.state_dict().items() if n not in ignored}
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours or name not in theirs or not torch.equal(ours[name], theirs[name]):
             raise ConfigError(f"export=speculators: the library {LIBRARY} would write another tensor {name}")
-
-
-def serve(facts: DraftFacts, target: str, folder: str, known: ServeFacts = UNTOLD) -> list[str]:
-    """vLLM's command; ``vllm serve FOLDER`` alone takes the target that the config names."""
-    return vllm.serve(facts, target, folder, known)
+    values = {name: value for name, value in config.to_diff_dict().items() if name not in DROPPED}
+    values["transformer_layer_config"] = layout.config["transformer_layer_config"]
+    return EngineLayout(layout.config | values, layout.tensors)

@@ -1,4 +1,4 @@
-"""vLLM: DSpark and DFlash native, Eagle3 with a Llama or a Qwen3 layer."""
+"""vLLM reads native DSpark and DFlash, and Eagle3 with a Llama or a Qwen3 layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stages.export.source import UNTOLD, DraftFacts, DraftSource, EngineLayout, 
 
 
 def plan(source: DraftSource) -> EngineLayout:
-    """The folder that ``--speculative-config`` names."""
+    """The folder for ``--speculative-config``."""
     return eagle3_layout(source, (STATES,)) if source.facts.kind == "eagle3" else block_layout(source)
 
 

@@ -68,6 +68,6 @@ def test_a_card_says_what_no_engine_reads(tmp_path, target_folder, capsys) -> No
     store, draft = store_with_a_draft(tmp_path, target_folder, "mtp")
     artifact = run.run_export(configured(store, "hub"), store, draft)[0]
     card = (artifact.path / "README.md").read_text()
-    assert card.count("not with this draft. No engine reads an MTP module of its own") == 4
+    assert card.count("not with this draft. No engine reads") == 4
     assert "Not measured yet" in card and "no calibration.json" in card and "license: other" in card
     assert "No engine reads this draft yet" in capsys.readouterr().out
