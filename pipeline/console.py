@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,32 +14,37 @@ from typing import NoReturn
 from rich import box
 from rich import progress as bars
 from rich.console import Console
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 QUIET_SECONDS = 10.0  # between two lines of progress without a terminal (log file, CI)
 ENOUGH = 0.03  # share of the work after which the time left is shown
 LOG_COLUMNS = 140
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what a terminal obeys; tabs and line ends are text
+
+# What is printed is text of others as often as ours, so nothing in it is markup: a style is an argument.
 # Without a terminal rich assumes 80 columns, which would fold tables and cut paths.
 console = Console(
-    highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else LOG_COLUMNS
-)
+    markup=False, emoji=False, highlight=False,
+    soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else LOG_COLUMNS,
+)  # fmt: skip
 
 
 class Bar:
     """Progress of one job; ``advance`` counts work and may show a note at the end of the line."""
 
     def __init__(self, title: str, total: float, progress: bars.Progress | None) -> None:
-        self.title, self.total, self.progress = title, max(total, 1e-9), progress
+        self.title, self.total, self.progress = plain(title), max(total, 1e-9), progress
         self.done = 0.0
         self.started = self.printed = time.monotonic()
-        self.task = progress.add_task(title, total=total, note="") if progress else None
+        self.task = progress.add_task(self.title, total=total, note="") if progress else None
 
     def advance(self, amount: float = 1.0, note: str = "") -> None:
         """Count ``amount`` more as done."""
         self.done += amount
+        note = plain(note)
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=self.done, note=note)
         elif time.monotonic() - self.printed >= QUIET_SECONDS:
@@ -63,8 +69,9 @@ def progress(title: str, total: float, enabled: bool = True) -> Iterator[Bar]:
         yield bar
         return
     columns = (
-        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(),
-        bars.TextColumn("left"), bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[note]}"),
+        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(), bars.TextColumn("left"), bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[note]}", markup=False),
     )  # fmt: skip
     with bars.Progress(*columns, console=console) as shown:
         yield Bar(title, total, shown)
@@ -87,22 +94,27 @@ def brief() -> Iterator[None]:
 _brief = False
 
 
-def say(text: str) -> None:
-    """Print one line (rich markup is allowed). An indented line belongs to the table above it."""
-    if not (_brief and text.startswith(" ")):
-        console.print(text)
+def plain(text: object) -> str:
+    """``text`` as a terminal shows it: a control character, which it would obey, is written as its code."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], str(text))
+
+
+def say(text: str, mark: str = "", style: str = "yellow") -> None:
+    """Print one line, after ``mark`` in ``style`` if there is one. An indented line belongs to the table above it."""
+    if not (_brief and (mark or text).startswith(" ")):
+        console.print(Text.assemble((mark, style), " " if mark and text else "", plain(text)))
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> None:
-    """Print a table with ``caption`` below its rows. The caller formats numbers; no text is read as rich markup."""
+    """Print a table, ``caption`` below its rows; the caller formats numbers."""
     if _brief:
         return
-    shown = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    shown.caption, shown.caption_justify, shown.caption_style = escape(caption) or None, "left", ""
+    shown = Table(title=plain(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    shown.caption, shown.caption_justify, shown.caption_style = plain(caption) or None, "left", ""
     for number, column in enumerate(columns):
-        shown.add_column(escape(column), justify="left" if number == 0 else "right", no_wrap=number == 0)
+        shown.add_column(plain(column), justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in rows:
-        shown.add_row(*(escape(str(cell)) for cell in row))
+        shown.add_row(*map(plain, row))
     console.print(shown)
 
 
@@ -110,10 +122,9 @@ def panel(title: str, lines: Sequence[str]) -> None:
     """Print a framed block of lines."""
     if _brief:
         return
-    framed = Panel(escape("\n".join(lines)), title=title, title_align="left", expand=False)
-    console.print(
-        framed, soft_wrap=False, overflow="fold"
-    )  # long lines are folded, so that paths are shown whole
+    framed = Panel(Text(plain("\n".join(lines))), title=Text(plain(title)), title_align="left", expand=False)
+    # Long lines are folded, so that paths are shown whole.
+    console.print(framed, soft_wrap=False, overflow="fold")
 
 
 def fail(error: Exception) -> NoReturn:
@@ -121,7 +132,7 @@ def fail(error: Exception) -> NoReturn:
     if os.environ.get("DRAFTLINE_TRACEBACK"):
         raise error
     logging.getLogger("draftline").debug("failed", exc_info=error)
-    print(f"draftline: error: {error}", file=sys.stderr)
+    print(f"draftline: error: {plain(error)}", file=sys.stderr)
     sys.exit(2)
 
 

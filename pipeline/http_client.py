@@ -110,7 +110,7 @@ class Caller:
         """Show ``text`` unless it was shown before."""
         if text not in self.said:
             self.said.add(text)
-            say(text.replace("[", r"\["))
+            say(text)
 
     def clean(self, text: str) -> str:
         """``text`` without the key, because a server may quote it."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from rich.markup import escape
-
 from data_specs.errors import UserError
 from data_specs.manifest import MANIFEST, read_manifest
 from pipeline import console
@@ -142,6 +140,6 @@ def refuse(checks: Sequence[Check]) -> None:
 
 def show(checks: Sequence[Check]) -> None:
     """Print a line for each of ``checks``, with its state in front."""
-    console.say("[bold]Checked before the start[/]")
+    console.say("", "Checked before the start", "bold")
     for check in dict.fromkeys(checks):
-        console.say(f"  [{COLOURS[check.state]}]{check.state:<11}[/]  {escape(str(check))}")
+        console.say(f" {check}", f"  {check.state:<11}", COLOURS[check.state])

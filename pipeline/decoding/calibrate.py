@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rich.markup import escape
 
 from data_specs.calibration import (
     CALIBRATION,
@@ -117,7 +116,7 @@ def obtain(
         if config.evaluate.calibrate:
             raise
         if is_main():
-            console.say(f"[yellow]warning:[/] not calibrated: {escape(str(error))}")
+            console.say(f"not calibrated: {error}", "warning:")
         return str(error)
     write_calibration(folder, made)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from pipeline.report.model import MARKDOWN, Block, Drawings, Heading, Section, T
 from pipeline.report.plot import png
 
 # Characters that Markdown or HTML would interpret.
-SPECIAL = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "})
+SPECIAL = str.maketrans({"\\": "\\\\", "|": "\\|", "*": "\\*", "&": "&amp;", "<": "&lt;", "\n": " "})
 
 
 def write_markdown(path: Path, title: str, sections: Sequence[Section]) -> None:
@@ -40,6 +41,13 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 def escape(text: str) -> str:
     """``text`` with everything escaped that Markdown or HTML would interpret."""
     return text.translate(SPECIAL).replace("](", "]\\(")
+
+
+def code(language: str, lines: Sequence[str]) -> str:
+    """``lines`` as a block of code, which no backticks in them can end."""
+    text = "\n".join(lines)
+    fence = max((run[0] + "`" for run in re.finditer("`{3,}", text)), key=len, default="```")
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _block(block: Block, known: Sequence[str]) -> str:

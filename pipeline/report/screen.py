@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.markup import escape
-
 from data_specs.results.summary import SUMMARY
 from pipeline import console
 from pipeline.report.model import SCREEN, Note, Section, Table
@@ -23,7 +21,7 @@ def show(sections: Sequence[Section]) -> None:
             show_table(block)
     for block in blocks:
         if isinstance(block, Note):
-            console.say(f"  {escape(block.text)}")
+            console.say(f"  {block.text}")
 
 
 def show_table(table: Table) -> None:

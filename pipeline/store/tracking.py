@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from data_specs.manifest import MANIFEST, Manifest, ManifestError, read_json
 from pipeline import console
 from pipeline.config import TrackingConfig
@@ -84,7 +82,7 @@ class Tracker:
             action(self._run)
         except (wandb.Error, HandleAbandonedError, MailboxClosedError, OSError) as error:
             self._run = None
-            reason = escape(str(error)) or type(error).__name__
+            reason = str(error) or type(error).__name__
             console.say(
                 f"W&B failed, so the run continues without it (its JSON lines are complete): {reason}"
             )

@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from data_specs.files import rename_synced
 from pipeline.console import duration, say
 from pipeline.ranks import is_main, rank, world_size
@@ -129,10 +127,8 @@ class WorkShare:
                 self._said = True
                 ends = "as soon as that process ends, or " if holder.is_here else ""
                 say(
-                    escape(
-                        f"waiting for unit {left[0]} ({len(left)} left), claimed by {holder}: taken over {ends}"
-                        f"after {duration(lease.seconds)} without a sign of life"
-                    )
+                    f"waiting for unit {left[0]} ({len(left)} left), claimed by {holder}: taken over {ends}"
+                    f"after {duration(lease.seconds)} without a sign of life"
                 )
 
 

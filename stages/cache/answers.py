@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-from rich.markup import escape
 
 from data_specs.answers import SCHEMA_VERSION, AnswerRow, read_answers, read_counts, write_answers
 from pipeline.config import Config, ConfigError
@@ -140,13 +139,11 @@ def report(artifact: Artifact) -> None:
     reasons = ", ".join(f"{why} {n}" for why, n in counts["finish_reasons"].items())
     say(f"finish reasons: {reasons} ({cut:.0%} cut at max_new_tokens)")
     if cut > CUT_WARNING:
-        say(f"[yellow]warning:[/] {cut:.0%} of the answers are cut: raise answers.max_new_tokens")
+        say(f"{cut:.0%} of the answers are cut: raise answers.max_new_tokens", "warning:")
     for token, n in counts["control_tokens"].items():
-        say(
-            f"[yellow]note:[/] {n} rows have {escape(token)} in a user's text: data.control_tokens=reject drops them"
-        )
+        say(f"{n} rows have {token} in a user's text: data.control_tokens=reject drops them", "note:")
     for note, n in counts["notes"].items():
-        say(f"[yellow]note:[/] {note}: {n}")
+        say(f"{note}: {n}", "note:")
 
 
 def answer_unit(

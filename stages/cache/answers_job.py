@@ -124,7 +124,7 @@ def _settings(config: Config, folder: Path) -> Settings:
 
         check_config(config.answers.openai)
     if is_main() and (ignored := left_out(generation)):
-        say(f"[yellow]warning:[/] {path} sets {', '.join(ignored)}, which no engine here applies")
+        say(f"{path} sets {', '.join(ignored)}, which no engine here applies", "warning:")
     return settings
 
 

@@ -67,8 +67,9 @@ def check_room(job: AnswersJob, forecast: Forecast, root: Path) -> None:
         )
     if forecast.most_bytes > free and is_main():
         say(
-            f"[yellow]warning:[/] the target cache may take up to {size(forecast.most_bytes)}, free are "
-            f"{size(free)}: fewer prompts, a smaller answers.max_new_tokens or fewer taps need less"
+            f"the target cache may take up to {size(forecast.most_bytes)}, free are "
+            f"{size(free)}: fewer prompts, a smaller answers.max_new_tokens or fewer taps need less",
+            "warning:",
         )
 
 

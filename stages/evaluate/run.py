@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from rich.markup import escape
 
 from data_specs.calibration import read_calibration
 from data_specs.evaluation import (
@@ -294,7 +293,7 @@ def _show_plan(
         except TooFewError as error:
             if config.evaluate.calibrate:
                 raise
-            console.say(f"[yellow]warning:[/] not calibrated: {escape(str(error))}")
+            console.say(f"not calibrated: {error}", "warning:")
             asked_for = []
         prompts = prompts | {"calibration (held out)": asked_for}
     for name, listed in prompts.items():

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from data_specs.calibration import Calibration
 from data_specs.manifest import Manifest
 from data_specs.results.summary import AnySummary, Metrics
-from pipeline.report.markdown import markdown_table
+from pipeline.report.markdown import code, escape, markdown_table
 from pipeline.report.model import MACRO, number, with_interval
 from stages.export import llama_cpp, mlx, sglang, vllm
 from stages.export.capabilities import ExportError, refusal
@@ -62,7 +64,7 @@ def card(source: DraftSource, known: CardFacts) -> str:
     """The README.md of the model folder."""
     parts = [
         _front_matter(source.facts, known),
-        f"# {known.repo.rpartition('/')[2]}",
+        f"# {escape(known.repo.rpartition('/')[2])}",
         _what(source, known),
         _training(known),
         _accepted(known),
@@ -74,10 +76,10 @@ def card(source: DraftSource, known: CardFacts) -> str:
 
 
 def _front_matter(facts: DraftFacts, known: CardFacts) -> str:
-    lines = ["---", f"license: {known.license or 'other'}"]
-    lines += [f"base_model: {known.target.hub_id}"] if known.target.hub_id else []
-    lines += ["tags:", "- speculative-decoding", "- draft-model", f"- {facts.kind}", "- draftline", "---"]
-    return "\n".join(lines)
+    base = {"base_model": known.target.hub_id} if known.target.hub_id else {}
+    tags = ["speculative-decoding", "draft-model", facts.kind, "draftline"]
+    told = {"license": known.license or "other", **base, "tags": tags}
+    return f"---\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}---"
 
 
 def _what(source: DraftSource, known: CardFacts) -> str:
@@ -100,7 +102,7 @@ def _what(source: DraftSource, known: CardFacts) -> str:
         *([("trained on samples of at most", f"{longest} tokens")] if longest else []),
     ]
     return (
-        f"A draft model for speculative decoding with {target.hub_id or target.name}. Alone it writes no text: "
+        f"A draft model for speculative decoding with {escape(target.hub_id or target.name)}. Alone it writes no text: "
         "an engine drafts with it and verifies with the target, whose output it does not change.\n\n"
         + markdown_table(("", ""), [(name, value) for name, value in rows])
     )
@@ -137,7 +139,7 @@ def _accepted(known: CardFacts) -> str:
         "95 % bootstrap interval over prompts."
     )
     columns = ("benchmark", "prompts", "accepted length", "acceptance", "speedup")
-    return "## Accepted length\n\n" + markdown_table(columns, rows) + "\n\n" + about
+    return "## Accepted length\n\n" + markdown_table(columns, rows) + "\n\n" + escape(about)
 
 
 def _row(name: str, prompts: int | None, metrics: Metrics | None) -> tuple[str, ...]:
@@ -156,7 +158,7 @@ def _calibration(calibration: Calibration | None) -> str:
     return (
         "## Calibration\n\n"
         f"calibration.json holds a temperature for each draft of a block: {temperatures}. Fitted on "
-        f"{calibration.prompts} held-out prompts of {calibration.data}; "
+        f"{calibration.prompts} held-out prompts of {escape(calibration.data)}; "
         "the calibrated confidence is sigmoid(logit / temperature)."
     )
 
@@ -174,12 +176,14 @@ def _serving(facts: DraftFacts, known: CardFacts) -> str:
     for engine, serve in SERVERS.items():
         reason = refusal(engine, facts)
         if reason:
-            lines.append(f"**{NAMES[engine]}**: not with this draft. {reason[0].upper()}{reason[1:]}.")
+            lines.append(
+                f"**{NAMES[engine]}**: not with this draft. {escape(reason[0].upper() + reason[1:])}."
+            )
         else:
             commands = serve(facts, known.target.shown, known.repo, known.serving)
             if engine == "llama_cpp":
                 commands = _converted(facts, known)
-            lines.append("\n".join([f"**{NAMES[engine]}**\n\n```sh", *commands, "```"]))
+            lines.append(f"**{NAMES[engine]}**\n\n{code('sh', commands)}")
     return "\n\n".join(lines)
 
 
@@ -193,10 +197,10 @@ def _converted(facts: DraftFacts, known: CardFacts) -> list[str]:
 
 
 def _license(known: CardFacts) -> str:
+    own = escape(known.license) if known.license else "not stated (`export.license`)"
     return (
-        "## Licence\n\n"
-        f"- this draft: {known.license or 'not stated (`export.license`)'}\n"
-        f"- the target {known.target.hub_id or known.target.name}: its own licence applies when it is served"
+        f"## Licence\n\n- this draft: {own}\n- the target {escape(known.target.hub_id or known.target.name)}: "
+        "its own licence applies when it is served"
     )
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.markup import escape
 from safetensors.torch import save_file
 
 from data_specs.calibration import CALIBRATION, Calibration, draft_contents, read_calibration
@@ -316,15 +315,15 @@ def _show(job: ExportJob, form: str, artifact: Artifact) -> None:
     console.panel(f"Exported: {artifact.reference}", lines)
     engines = hub.readers(job.source.facts) if form == "hub" else [form]
     if not engines:
-        console.say("No engine reads this draft yet; draftline does: draft=" + escape(str(artifact.path)))
+        console.say("No engine reads this draft yet; draftline does: draft=" + str(artifact.path))
         return
     if form == "speculators" and (reason := refusal("vllm", job.source.facts)):
-        console.say(escape(f"vLLM, which serves this format, does not serve this draft: {reason}"))
+        console.say(f"vLLM, which serves this format, does not serve this draft: {reason}")
         return
     where = "" if job.target.hub_id else " (TARGET: the folder or Hub id of the target)"
     console.say(f"Serve it{where}:")
     for command in _commands(job, engines[0], artifact):
-        console.say(escape(command))
+        console.say(command)
 
 
 def _commands(job: ExportJob, engine: str, artifact: Artifact) -> list[str]:

@@ -1,4 +1,7 @@
+import sys
+
 import pytest
+from rich.console import Console
 
 from pipeline import console
 
@@ -47,3 +50,39 @@ def test_of_one_of_many_runs_only_lines_are_shown(capsys) -> None:
     shown = capsys.readouterr().out
     assert shown.startswith("Draft d:v0\n")
     assert "Comparison" in shown and "Evaluation" not in shown and "Parameters" not in shown
+
+
+HOSTILE = "[/INST] [bold]x[/bold] [link=http://x]y[/] :smile: \\[z] C:\\"
+
+
+def test_text_of_others_is_text_wherever_it_is_shown(capsys) -> None:
+    """An error of a server ends with [/INST], a path has [bold] in it."""
+    console.say(HOSTILE)
+    console.say(HOSTILE, "warning:")
+    console.table(HOSTILE, (HOSTILE, "n"), [(HOSTILE, 1)], HOSTILE)
+    console.panel(HOSTILE, [HOSTILE])
+    console.console.print(HOSTILE)
+    with pytest.raises(SystemExit):
+        console.fail(ValueError(HOSTILE))
+    shown = capsys.readouterr()
+    assert shown.out.count(HOSTILE) == 9 and f"warning: {HOSTILE}\n" in shown.out
+    assert HOSTILE in shown.err
+
+
+def test_a_progress_bar_shows_text_on_a_terminal(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(console, "console", Console(width=200, markup=False, emoji=False))
+    with console.progress(HOSTILE, 2) as bar:
+        bar.advance(2, HOSTILE)
+    assert HOSTILE in capsys.readouterr().out
+
+
+def test_a_terminal_obeys_no_text_of_others(capsys) -> None:
+    console.say("a\x1b]0;title\x07b\tc\rd")
+    console.table("t", ("a",), [("\x1b[2J",)])
+    with pytest.raises(SystemExit):
+        console.fail(ValueError("\x9b1A"))
+    shown = capsys.readouterr()
+    assert "a\\x1b]0;title\\x07b" in shown.out and "\\rd" in shown.out
+    assert "\\x1b[2J" in shown.out and "\x1b" not in shown.out
+    assert "\\x9b1A" in shown.err

@@ -1,6 +1,6 @@
 """Markdown: tables, what is left out, and names that are no markup."""
 
-from pipeline.report.markdown import markdown, markdown_table
+from pipeline.report.markdown import code, markdown, markdown_table
 from pipeline.report.model import EVERYWHERE, Bars, Drawings, Heading, Note, Section, Table, words
 
 
@@ -25,7 +25,12 @@ def test_sections():
 
 
 def test_names_are_text():
-    hostile = "a|b\\|<img src=x>\n[click](http://x)"
-    expected = "a\\|b\\\\\\|&lt;img src=x> [click]\\(http://x)"
+    hostile = "a|b\\|*&lt;<img src=x>\n[click](http://x)"
+    expected = "a\\|b\\\\\\|\\*&amp;lt;&lt;img src=x> [click]\\(http://x)"
     assert markdown_table((hostile,), []).splitlines()[0] == f"| {expected} |"
     assert markdown(hostile, []) == f"# {expected}\n"
+
+
+def test_code_ends_with_its_text():
+    assert code("sh", ["ls"]) == "```sh\nls\n```"
+    assert code("sh", ["a\n````", "<img>"]) == "`````sh\na\n````\n<img>\n`````"

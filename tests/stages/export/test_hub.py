@@ -1,4 +1,7 @@
+import re
+
 import huggingface_hub
+import yaml
 from tiny_export_store import FakeApi, calibrate, configured, evaluate, store_with_a_draft
 
 from data_specs.manifest import read_json
@@ -71,3 +74,16 @@ def test_a_card_says_what_no_engine_reads(tmp_path, target_folder, capsys) -> No
     assert card.count("not with this draft. No engine reads") == 4
     assert "Not measured yet" in card and "no calibration.json" in card and "license: other" in card
     assert "No engine reads this draft yet" in capsys.readouterr().out
+
+
+def test_names_in_a_card_are_text(tmp_path, target_folder) -> None:
+    store, draft = store_with_a_draft(tmp_path, target_folder)
+    hostile = {"license": "mit\ntags: [x]<img src=x>", "repo": "me/<script>1<b>"}
+    card = (
+        run.run_export(configured(store, "hub", **hostile), store, draft)[0].path / "README.md"
+    ).read_text()
+    front, _, body = card.removeprefix("---\n").partition("\n---\n")
+    assert yaml.safe_load(front)["license"] == hostile["license"]
+    assert yaml.safe_load(front)["tags"] == ["speculative-decoding", "draft-model", "dspark", "draftline"]
+    text = re.sub(r"```.*?```", "", body, flags=re.DOTALL)
+    assert not re.search("<(img|script|b)", text) and "# &lt;script>1&lt;b>" in text
