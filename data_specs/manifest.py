@@ -91,11 +91,11 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Parse the JSON file at ``path``. Raises ``ManifestError`` naming the file if it is absent or damaged."""
+    if not path.is_file():  # a pipe, for example, would be waited for
+        raise ManifestError(f"{path}: expected a JSON file, found none")
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ManifestError(f"{path}: expected a JSON file, found none") from None
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ManifestError(f"{path}: expected JSON, got: {error}") from None
 
 

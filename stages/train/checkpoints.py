@@ -6,7 +6,9 @@ is written last, before a rename gives the folder its name (pitfalls 20, 34).
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from data_specs.manifest import read_json, write_json
 from pipeline.config import ConfigError
 
 COMPLETE = "complete.json"
+PRIVATE = 0o700
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ def begin(folder: Path, step: int) -> Path:
     """Make an empty ``partial_folder``; remove the files that a killed process left there."""
     path = partial_folder(folder, step)
     shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+    path.mkdir(mode=PRIVATE)
     return path
 
 
@@ -54,6 +59,8 @@ def complete(folder: Path, step: int, layout: CheckpointLayout) -> Checkpoint:
     written = sorted(file for file in partial.rglob("*") if file.is_file())
     files = {file.relative_to(partial).as_posix(): file.stat().st_size for file in written}
     write_json(partial / COMPLETE, {"step": step, "layout": asdict(layout), "files": files})
+    for entry in partial.rglob("*"):  # whatever the umask is: see check_trust
+        entry.chmod(entry.stat().st_mode & ~OTHERS_WRITE)
     remove(path)
     rename_synced(partial, path)
     return Checkpoint(path, step, layout)
@@ -78,6 +85,22 @@ def tidy(folder: Path, keep: int) -> list[Checkpoint]:
         if path not in [checkpoint.path for checkpoint in kept]:
             remove(path)
     return kept
+
+
+def check_trust(checkpoint: Checkpoint) -> None:
+    """Raise ``ConfigError`` unless this user owns all of ``checkpoint`` and nobody else can write to it.
+
+    DeepSpeed's files are pickles, so that whoever writes one decides what this process does when it loads it.
+    """
+    for path in [checkpoint.path.parent, checkpoint.path, *checkpoint.path.rglob("*")]:
+        status = path.lstat()
+        mine, open_to_others = status.st_uid == os.geteuid(), status.st_mode & OTHERS_WRITE
+        if not mine or open_to_others or stat.S_ISLNK(status.st_mode):
+            raise ConfigError(
+                f"{path}: expected a file or folder of user {os.geteuid()} that nobody else can write, got owner "
+                f"{status.st_uid} and mode {stat.filemode(status.st_mode)}: loading one runs code in it. If you "
+                f"know that it is yours: chmod -R go-w {checkpoint.path.parent}; else remove {checkpoint.path}"
+            )
 
 
 def check_layout(checkpoint: Checkpoint, layout: CheckpointLayout) -> None:

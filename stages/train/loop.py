@@ -135,6 +135,7 @@ class Run:
         start = trainer.from_main(checkpoints.newest(self.checkpoints) if ranks.is_main() else None)
         if start is not None:
             checkpoints.check_layout(start, self.layout)
+            checkpoints.check_trust(start)
         show_size(self.setup)
         with ExitStack() as stack:
             micro_steps = self.setup.sharing.micro_steps

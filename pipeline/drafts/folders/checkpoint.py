@@ -8,10 +8,13 @@ draft, and none of its tokens would be accepted (pitfall 43). Embedding and head
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,7 +24,8 @@ from pipeline.drafts.backbone import Backbone
 from pipeline.drafts.base import FROZEN, Draft
 from pipeline.drafts.eagle3 import Eagle3
 from pipeline.drafts.folders import foreign
-from pipeline.drafts.folders.foreign import CheckpointError, Fields, field_error
+from pipeline.drafts.folders.fields import CheckpointError, field_error
+from pipeline.drafts.folders.foreign import Fields
 from pipeline.drafts.heads import HEADS
 from pipeline.drafts.model import Model, target_ids
 from pipeline.drafts.registry import ARCHITECTURES, FAMILIES, FILL_IN, MODEL_TYPES, head_tensors
@@ -69,7 +73,21 @@ def read_config(folder: Path) -> Any:
         _check_block(path, values)
     elif values.setdefault("block_size", values.get("ttt_length")) is None:
         raise field_error(path, "block_size")
-    return FAMILIES[MODEL_TYPES[values["model_type"]]].make_config(values)
+    with _fields_that_fit(path):
+        return FAMILIES[MODEL_TYPES[values["model_type"]]].make_config(values)
+
+
+@contextmanager
+def _fields_that_fit(path: Path) -> Iterator[None]:
+    """Turn what transformers or torch raise for values that fit no draft into a ``CheckpointError``."""
+    try:
+        yield
+    except (
+        ArithmeticError, AttributeError, LookupError, RuntimeError, StrictDataclassError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        raise CheckpointError(
+            f"{path}: expected fields that make a draft, got: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _anchor_first(path: Path, given: Fields, default: bool) -> bool:
@@ -86,7 +104,7 @@ def _json(path: Path) -> Fields:
         raise CheckpointError(f"{path.parent}: expected a draft folder, but it holds no {CONFIG}")
     try:
         return dict(json.loads(path.read_text()))
-    except (TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: expected a JSON object, got: {error}") from None
 
 
@@ -116,9 +134,11 @@ def _check_block(path: Path, values: Fields) -> None:
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a draft folder, with native names. ``CheckpointError`` if its safetensors file is not readable."""
     path = folder / WEIGHTS
+    if not path.is_file():  # a pipe, for example, would be waited for
+        raise CheckpointError(f"{path}: expected a safetensors file, found none")
     try:
         tensors = load_file(path)
-    except (FileNotFoundError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: expected a safetensors file, got: {error}") from None
     return foreign.native_tensors(path, _json(folder / CONFIG), tensors)
 
@@ -128,18 +148,22 @@ def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
     Embedding and head may be absent. A reduced head may not, because the target's head has other rows.
     """
+    planned, tensors = _read(folder)
+    absent = set(FROZEN[:1] if planned.d2t is not None else FROZEN) - tensors.keys()
+    draft_ids(folder / WEIGHTS, tensors, planned.config.vocab_size)
+    check(folder / WEIGHTS, tensors, planned, absent)
+    return planned.config, tensors
+
+
+def _read(folder: Path) -> tuple[Model, dict[str, Tensor]]:
+    """The draft on the meta device, which allocates nothing, and the tensors of its file, not compared yet."""
     config, tensors = read_config(folder), read_tensors(folder)
     layers = getattr(config, "num_target_layers", None)
     if layers is not None and max(config.target_layer_ids, default=-1) >= layers:
         got = config.target_layer_ids
         raise field_error(folder / CONFIG, "target_layer_ids", f"layers below {layers}", got)
-    with torch.device("meta"):
-        draft = make(config)
-    expected = {name: tuple(value.shape) for name, value in draft.state_dict().items()}
-    absent = set(FROZEN[:1] if draft.d2t is not None else FROZEN) - tensors.keys()
-    draft_ids(folder / WEIGHTS, tensors, config.vocab_size)
-    check(folder / WEIGHTS, tensors, {name: shape for name, shape in expected.items() if name not in absent})
-    return config, tensors
+    with _fields_that_fit(folder / CONFIG), torch.device("meta"):
+        return make(config), tensors
 
 
 def make(config: Any) -> Model:
@@ -148,16 +172,19 @@ def make(config: Any) -> Model:
 
 
 def load(folder: Path, tensors: TargetTensors | None = None) -> Model:
-    """Read a draft. If the folder has no embedding or head, they come from ``tensors``, which are the target's."""
-    config = read_config(folder)
-    path, weights = folder / WEIGHTS, read_tensors(folder)
-    draft = make(config)
+    """Read a draft. If the folder has no embedding or head, they come from ``tensors``, which are the target's.
+
+    All checks come before the draft is allocated.
+    """
+    path = folder / WEIGHTS
+    planned, weights = _read(folder)
+    ids = draft_ids(path, weights, planned.config.vocab_size if tensors is None else len(tensors.embedding))
     if tensors is not None:
-        ids = draft_ids(path, weights, len(tensors.embedding))
-        weights = (
-            {"embed_tokens.weight": tensors.embedding} | head_tensors(draft, tensors.head, ids) | weights
-        )
-    check(path, weights, {name: tuple(value.shape) for name, value in draft.state_dict().items()})
+        embedding = {"embed_tokens.weight": tensors.embedding}
+        weights = embedding | head_tensors(planned, tensors.head, ids) | weights
+    check(path, weights, planned)
+    draft = make(planned.config)
+    draft.target_head = planned.target_head
     draft.load_state_dict(weights, assign=True)
     draft.freeze()
     return draft.eval()
@@ -170,19 +197,26 @@ def draft_ids(path: Path, weights: dict[str, Tensor], rows: int) -> Tensor | Non
     """
     if "d2t" not in weights:
         return None
-    ids = target_ids(weights["d2t"])
+    if (offsets := weights["d2t"]).ndim != 1 or offsets.dtype != torch.int64:
+        found = f"{offsets.dtype} {tuple(offsets.shape)}"
+        raise CheckpointError(f"{path}: tensor d2t: expected int64 (draft_vocab_size,), got {found}")
+    ids = target_ids(offsets)
     if not ((ids >= 0) & (ids < rows)).all() or len(ids.unique()) < len(ids):
         raise CheckpointError(
             f"{path}: tensor d2t: expected offsets that give different target ids below {rows}"
         )
     known = weights.get("t2d")
-    if known is not None and (len(known) != rows or int(known.sum()) != len(ids) or not known[ids].all()):
+    if known is not None and (known.shape != (rows,) or int(known.sum()) != len(ids) or not known[ids].all()):
         raise CheckpointError(f"{path}: tensor t2d: expected True for exactly the {len(ids)} tokens of d2t")
     return ids
 
 
-def check(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Compare names and shapes of ``weights`` with ``expected``. ``CheckpointError`` names the first difference."""
+def check(path: Path, weights: dict[str, Tensor], draft: Model, absent: Collection[str] = ()) -> None:
+    """Compare names and shapes of ``weights`` with ``draft``, except for those that may be ``absent``.
+
+    ``CheckpointError`` names the first difference.
+    """
+    expected = {name: tuple(value.shape) for name, value in draft.state_dict().items() if name not in absent}
     for name in sorted(expected.keys() - weights.keys()):
         raise CheckpointError(f"{path}: tensor {name} of shape {expected[name]} is missing")
     for name in sorted(weights.keys() - expected.keys()):

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from data_specs.errors import UserError
 from data_specs.export import EAGLE3_STEPS, ZERO_HEAD
+from pipeline.drafts.folders.fields import CheckpointError, check_fields, field_error
 
 Fields = dict[str, Any]  # of a config.json
 EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM")
@@ -36,18 +36,9 @@ FIXED: Fields = {
 SPECULATORS = {"dspark": "DSpark", "dflash": "DSpark", "eagle3": "Eagle3"}
 
 
-class CheckpointError(UserError):
-    """A folder that holds no draft, or a draft that would not compute what it was trained to compute."""
-
-
-def field_error(path: Path, name: str, expected: object = None, got: object = None) -> CheckpointError:
-    """The error about field ``name`` of the file ``path``; without ``expected``, the field is missing."""
-    found = " is missing" if expected is None else f": expected {expected}, got {got}"
-    return CheckpointError(f"{path}: field {name}{found}")
-
-
 def native_fields(path: Path, given: Fields) -> Fields:
     """The fields of ``given`` (config.json at ``path``) with native names. ``CheckpointError`` names a wrong field."""
+    check_fields(path, given)
     values = _hoisted(path, given)
     if values.get("speculators_model_type"):
         values = _from_speculators(path, values)

@@ -26,7 +26,7 @@ from pipeline.decoding.job import (
     told,
 )
 from pipeline.decoding.sampling import Sampler
-from pipeline.drafts.folders.foreign import CheckpointError
+from pipeline.drafts.folders.fields import CheckpointError
 from pipeline.prompts.benchmarks import load_benchmark
 from pipeline.store.artifacts import Store
 from pipeline.target.tensors import load_tensors

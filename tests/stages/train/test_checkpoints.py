@@ -1,6 +1,8 @@
+import os
 from pathlib import Path
 
 import pytest
+from tiny_errors import refused
 
 from pipeline.config import ConfigError
 from stages.train.checkpoints import (
@@ -8,6 +10,7 @@ from stages.train.checkpoints import (
     CheckpointLayout,
     begin,
     check_layout,
+    check_trust,
     complete,
     complete_ones,
     newest,
@@ -92,3 +95,41 @@ def test_another_layout_is_refused(tmp_path: Path, layout: CheckpointLayout, nam
     with pytest.raises(ConfigError) as error:
         check_layout(found, layout)
     assert all(part in str(error.value) for part in [*named, str(found.path)])
+
+
+def test_a_checkpoint_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = write(tmp_path / "run" / "checkpoints", 2)
+    finally:
+        os.umask(before)
+    modes = {entry.name: entry.stat().st_mode & 0o777 for entry in [path.parent, path, *path.rglob("*")]}
+    assert modes["checkpoints"] == modes["step-00000002"] == 0o700
+    assert (modes["engine"], modes["rank0.pt"]) == (0o755, 0o644)
+    found = newest(path.parent)
+    assert found is not None
+    check_trust(found)
+
+
+@pytest.mark.parametrize("name", ["", "engine", "engine/rank0.pt", ".."])
+def test_what_others_could_have_written_is_not_loaded(tmp_path: Path, name: str, monkeypatch) -> None:
+    path = write(tmp_path / "checkpoints", 2)
+    found = newest(path.parent)
+    assert found is not None
+    (path / name).chmod(0o777)
+    with refused(ConfigError, (path / name) if name != ".." else path.parent, "chmod"):
+        check_trust(found)
+
+
+def test_a_checkpoint_of_another_user_or_behind_a_link_is_not_loaded(tmp_path: Path, monkeypatch) -> None:
+    path = write(tmp_path / "checkpoints", 2)
+    found = newest(path.parent)
+    assert found is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 4711)
+        with refused(ConfigError, path.parent, 4711):
+            check_trust(found)
+    (path / "engine" / "rank0.pt").rename(tmp_path / "elsewhere.pt")
+    (path / "engine" / "rank0.pt").symlink_to(tmp_path / "elsewhere.pt")
+    with refused(ConfigError, path / "engine" / "rank0.pt"):
+        check_trust(found)

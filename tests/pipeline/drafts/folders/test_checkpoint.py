@@ -11,7 +11,7 @@ from tiny_errors import refused
 from data_specs.draft import DEFAULTS
 from pipeline.drafts.base import Blocks
 from pipeline.drafts.folders import checkpoint
-from pipeline.drafts.folders.foreign import CheckpointError
+from pipeline.drafts.folders.fields import CheckpointError
 from pipeline.drafts.model import Model
 
 GOLDEN = Path(__file__).parents[3] / "golden"
