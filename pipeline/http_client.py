@@ -15,6 +15,7 @@ import httpx
 
 from data_specs.errors import UserError
 from pipeline.config import AskingConfig, ConfigError
+from pipeline.config.secrets import HIDDEN, hidden, pattern
 from pipeline.console import say
 
 RETRIED = {408, 429}  # and 5xx: another attempt may succeed
@@ -113,8 +114,8 @@ class Caller:
             say(text)
 
     def clean(self, text: str) -> str:
-        """``text`` without the key, because a server may quote it."""
-        return text.replace(self.key, "***") if self.key else text
+        """``text`` without the key, which a server may quote in any encoding, and without secrets in URLs."""
+        return hidden(pattern(self.key).sub(HIDDEN, text) if self.key else text)
 
 
 def check_url(url: str, name: str, remedy: str) -> None:
@@ -125,11 +126,13 @@ def check_url(url: str, name: str, remedy: str) -> None:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"{name}: expected http(s)://host/..., got {url!r}: {error}") from None
+        raise ConfigError(
+            f"{name}: expected http(s)://host/..., got {hidden(url)!r}: {hidden(str(error))}"
+        ) from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"{name}: expected http(s)://host/..., got {url!r}")
-    if parsed.userinfo:
-        raise ConfigError(f"{name}: no user or password in a URL; see {remedy}")
+        raise ConfigError(f"{name}: expected http(s)://host/..., got {hidden(url)!r}")
+    if parsed.userinfo or parsed.query or parsed.fragment:
+        raise ConfigError(f"{name}: expected no user, password, query or fragment in a URL; see {remedy}")
 
 
 def text_of(response: httpx.Response) -> str:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data_specs.errors import UserError
 from data_specs.manifest import fingerprint
 from pipeline import console
-from pipeline.config import Config, explained, resolve, section
+from pipeline.config import Config, explained, refuse_own_secrets, resolve, section
 from pipeline.preflight import Ahead, Check, problems, refuse, room
 from stages.compare.variants import composed_variants
 
@@ -112,8 +112,15 @@ def check_sweep(jobs: list[list[str]]) -> None:
     refuse([replace(check, name=f"job {', '.join(of)}: {check.name}") for check, of in told.items()])
 
 
-class SweepCallback(Callback):
-    """Checks all jobs of a sweep before Hydra runs the first (conf/config.yaml)."""
+class StartCallback(Callback):
+    """Checks before Hydra writes or runs anything (conf/config.yaml): a run for secrets, a sweep for all problems."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """End the program where a URL in the config has a secret."""
+        try:
+            refuse_own_secrets(config)
+        except UserError as error:
+            console.fail(error)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Compose and check every combination. Hydra would only warn of an exception, so that the program ends here."""

@@ -15,11 +15,21 @@ from pipeline.config.rules import ConfigError
 from pipeline.config.study import StudyConfig
 from pipeline.config.target import TargetConfig
 from pipeline.config.train import DeepSpeedConfig, TrainConfig
-from pipeline.config.whole import Config, StageConfig, TrackingConfig, check, register, resolve, section
+from pipeline.config.whole import (
+    Config,
+    StageConfig,
+    TrackingConfig,
+    check,
+    refuse_own_secrets,
+    register,
+    resolve,
+    section,
+)
 
 __all__ = [
     "AnswersConfig", "AskingConfig", "CaptureConfig", "ClientConfig", "CompareConfig", "Config", "ConfigError",
     "DataConfig", "DeepSpeedConfig", "DrafterConfig", "EvaluateConfig", "ExportConfig", "FigureConfig", "InitConfig",
     "LossConfig", "OpenAIConfig", "SourceConfig", "StageConfig", "StudyConfig", "TargetConfig", "TrackingConfig",
-    "TrainConfig", "VllmConfig", "check", "explained", "register", "resolve", "section",
+    "TrainConfig", "VllmConfig", "check", "explained", "refuse_own_secrets", "register", "resolve",
+    "section",
 ]  # fmt: skip

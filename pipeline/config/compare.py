@@ -8,7 +8,7 @@ from typing import Annotated
 
 from omegaconf import MISSING
 
-from pipeline.config.rules import ANY_NUMBER, EACH_ONCE
+from pipeline.config.rules import ANY_NUMBER, EACH_ONCE, Name
 
 
 @dataclass
@@ -27,7 +27,7 @@ class FigureConfig:
 class CompareConfig:
     """Drafters trained on one cache with equal data and steps (stage=compare)."""
 
-    name: str = "drafters"  # with the target's name that of the artifact
+    name: Name = "drafters"  # with the target's name that of the artifact
     # name -> the overrides that make it, for example [drafter=dflash, drafter.depth=2]
     drafters: dict[str, list[str]] = field(default_factory=dict)
     # drafters of the main table; ratios are to the first

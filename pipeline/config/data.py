@@ -8,7 +8,7 @@ from typing import Annotated
 
 from omegaconf import MISSING
 
-from pipeline.config.rules import Count, Share, one_of
+from pipeline.config.rules import Count, Name, Share, one_of
 
 
 @dataclass
@@ -26,7 +26,7 @@ class SourceConfig:
 class DataConfig:
     """Prompts, and how they are split by a stable hash of the prompt."""
 
-    name: str = MISSING
+    name: Name = MISSING
     sources: list[SourceConfig] = field(default_factory=list)
     heldout: Share = 0.02  # share of prompts kept for held-out loss and calibration
     benchmark: Share = 0.0  # share of prompts never cached, kept for evaluation

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from omegaconf import MISSING
 
-from pipeline.config.rules import PAIR, Count, Natural, Positive, Rule, Share, Weight, at_least, one_of
+from pipeline.config.rules import PAIR, Count, Name, Natural, Positive, Rule, Share, Weight, at_least, one_of
 from pipeline.config.target import TargetConfig
 from pipeline.drafts.algorithms import ALGORITHMS, FAMILIES
 
@@ -57,7 +57,7 @@ class InitConfig:
 class DrafterConfig:
     """The drafting algorithm and its size."""
 
-    name: str = MISSING
+    name: Name = MISSING
     algorithm: Annotated[str, one_of(*ALGORITHMS)] = MISSING
     family: Annotated[str, one_of(*FAMILIES)] | None = None  # None: gemma4 for Gemma targets, else qwen3
     block_size: Count = 7  # slots of a block (dspark, dflash), drafts a block (eagle3, mtp)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from data_specs.export import FORMATS
-from pipeline.config.rules import EACH_ONCE, one_of
+from pipeline.config.rules import EACH_ONCE, Name, one_of
 
 
 @dataclass
@@ -15,7 +15,7 @@ class ExportConfig:
     """Drafts in the layouts that engines load (stage=export), and drafts of others as artifacts (stage=import)."""
 
     formats: Annotated[list[Annotated[str, one_of(*FORMATS)]], EACH_ONCE] = field(default_factory=list)
-    name: str | None = None  # of the artifact; None: the draft's name and the format
+    name: Name | None = None  # of the artifact; None: the draft's name and the format
     # Hub id (or, for GGUF files, folder) of the target; None: as the draft's manifest says
     target: str | None = None
     # llama.cpp's convert_hf_to_gguf.py or its checkout: export=llama_cpp then writes GGUF files too

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import UnionType
@@ -54,6 +55,15 @@ NOT_EMPTY = Rule("at least one element", lambda values: len(values) > 0)
 EACH_ONCE = Rule("each element once", lambda values: len(set(values)) == len(values))
 PAIR = Rule("two numbers", lambda values: len(values) == 2)
 
+# A part of the names of artifacts, and so of folders of the store; two of them fit into a file name.
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+Name = Annotated[
+    str,
+    Rule(
+        "at most 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
+        lambda value: len(value) <= 100 and SAFE_NAME.fullmatch(value) is not None,
+    ),
+]
 Natural = Annotated[int, at_least(0)]
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, between(0, 1)]

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 from omegaconf import MISSING
 
-from pipeline.config.rules import EACH_ONCE, NOT_EMPTY, Count, Natural, at_least, one_of
+from pipeline.config.rules import EACH_ONCE, NOT_EMPTY, Count, Name, Natural, at_least, one_of
 
 
 @dataclass
 class TargetConfig:
     """The frozen model that is to be served faster."""
 
-    name: str = MISSING  # short name, part of artifact names
+    name: Name = MISSING  # short name, part of artifact names
     path: str = MISSING  # Hub id or local folder
     revision: str | None = None
     adapter: str | None = (

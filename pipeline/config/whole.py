@@ -20,6 +20,7 @@ from pipeline.config.drafter import DrafterConfig
 from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.export import ExportConfig
 from pipeline.config.rules import ConfigError, Count, between, check_fields, one_of, together
+from pipeline.config.secrets import refuse_secrets
 from pipeline.config.study import StudyConfig
 from pipeline.config.target import TargetConfig
 from pipeline.config.train import DeepSpeedConfig, TrainConfig
@@ -86,6 +87,7 @@ def register() -> None:
 def resolve(cfg: DictConfig) -> Config:
     """The validated config as dataclasses; raises ``ConfigError`` that names the key."""
     keys.refuse_unknown(cfg, Config)
+    refuse_own_secrets(cfg)
     try:
         config = OmegaConf.to_object(cfg)
     except MissingMandatoryValue as error:
@@ -93,6 +95,13 @@ def resolve(cfg: DictConfig) -> Config:
     assert isinstance(config, Config)
     check(config)
     return config
+
+
+def refuse_own_secrets(cfg: DictConfig) -> None:
+    """Raise ``ConfigError`` for a secret in the composed config, Hydra's own part left out."""
+    values = OmegaConf.to_container(cfg)
+    assert isinstance(values, dict)
+    refuse_secrets({str(name): value for name, value in values.items() if name != "hydra"})
 
 
 def section(config: Any) -> dict[str, Any]:

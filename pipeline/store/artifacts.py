@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import functools
 import importlib.metadata
-import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,9 +27,9 @@ from data_specs.manifest import (
     write_manifest,
 )
 from pipeline import console
+from pipeline.config.rules import SAFE_NAME
 
 PACKAGES = ("torch", "transformers", "deepspeed", "datasets", "zarr", "pyarrow", "numpy")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class ArtifactError(UserError):
@@ -122,6 +121,8 @@ class Store:
 
     def work_folder(self, kind: str, name: str, fingerprint: str) -> Path:
         """The folder in which the artifact of these inputs is made before its commit."""
+        if not SAFE_NAME.fullmatch(name):
+            raise ArtifactError(f"artifact name {name!r}: expected letters, digits, dot, dash or underscore")
         return self.root / kind / name / f".partial-{fingerprint[:16]}"
 
     def begin(
@@ -129,8 +130,6 @@ class Store:
         config: Mapping[str, object],
     ) -> Work:  # fmt: skip
         """The working folder for these inputs: that of an interrupted run, or a new one."""
-        if not NAME.fullmatch(name):
-            raise ArtifactError(f"artifact name {name!r}: expected letters, digits, dot, dash or underscore")
         path = self.work_folder(kind, name, fingerprint)
         path.mkdir(parents=True, exist_ok=True)
         return Work(kind, name, schema_version, fingerprint, parents, config, path)

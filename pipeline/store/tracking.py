@@ -13,12 +13,10 @@ from typing import Any
 from data_specs.manifest import MANIFEST, Manifest, ManifestError, read_json
 from pipeline import console
 from pipeline.config import TrackingConfig
+from pipeline.config.secrets import hidden, scrub
 from pipeline.store.artifacts import Artifact
 
 STATE = "tracking.json"  # holds the last step sent, in the run's working folder
-SECRET = re.compile(r"(?<![a-z])(api_?key|secret|password|passwd|access_?token|auth_?token)$", re.IGNORECASE)
-CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@ of a URL
-HIDDEN = "***"
 
 
 class Tracker:
@@ -82,7 +80,7 @@ class Tracker:
             action(self._run)
         except (wandb.Error, HandleAbandonedError, MailboxClosedError, OSError) as error:
             self._run = None
-            reason = str(error) or type(error).__name__
+            reason = hidden(str(error)) or type(error).__name__
             console.say(
                 f"W&B failed, so the run continues without it (its JSON lines are complete): {reason}"
             )
@@ -101,17 +99,6 @@ def track_figures(
         tracker.log(0, figures)
         tracker.artifact(artifact, used)
         tracker.finish()
-
-
-def scrub(value: Any, key: str = "") -> Any:
-    """``value`` without secrets, which are texts under a key such as ``api_key``, and user:password@ in URLs."""
-    if isinstance(value, Mapping):
-        return {str(name): scrub(item, str(name)) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [scrub(item, key) for item in value]
-    if isinstance(value, str):
-        return HIDDEN if SECRET.search(key) else CREDENTIALS.sub(f"{HIDDEN}@", value)
-    return value
 
 
 def _init(config: TrackingConfig, folder: Path, run_id: str, name: str, settings: Any) -> Any:

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data_specs.errors import UserError
 from pipeline.config import Config, ConfigError, explained, resolve
-from pipeline.store.artifacts import NAME
+from pipeline.config.rules import SAFE_NAME
 
 Compose = Callable[
     [list[str]], DictConfig
@@ -105,7 +105,7 @@ def _variant(
     last = {item.partition("=")[0]: item for item in every}
     told = tuple(item for item in every if last[item.partition("=")[0]] == item)
     where = f"compare: variant {name} ({' '.join(told)})"
-    if not NAME.fullmatch(name):
+    if not SAFE_NAME.fullmatch(name):
         raise ConfigError(f"{where}: expected a name of letters, digits, dot, dash or underscore")
     try:
         cfg = copy.deepcopy(compose(overrides))

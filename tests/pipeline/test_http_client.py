@@ -60,3 +60,19 @@ def test_ids():
 def test_a_missing_key_is_named():
     with refused(ConfigError, "client.api_key_env", "NOT_SET_ANYWHERE"):
         Caller(AskingConfig(api_key_env="NOT_SET_ANYWHERE"), "client")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h/v1?api_key=sk-1", "http://u:sk-1@h", "http://u:sk-1@h:port", "ftp://h?key=sk-1"]
+)
+def test_a_url_holds_and_shows_no_secret(url):
+    with refused(ConfigError, "server") as error:
+        check_url(url, "server", "client.api_key_env")
+    assert "sk-1" not in str(error.value)
+
+
+def test_a_key_that_a_server_echoes_is_cut_out(monkeypatch):
+    monkeypatch.setenv("KEY_OF_TEST", "sk/1+2")
+    caller = Caller(AskingConfig(api_key_env="KEY_OF_TEST"), "client")
+    text = "bad keys sk/1+2, sk%2F1%2B2, sk%2f1%2b2 at http://u:p@h"
+    assert caller.clean(text) == "bad keys ***, ***, *** at http://***@h"

@@ -152,3 +152,14 @@ def test_what_an_earlier_job_makes_is_no_problem_of_a_later_one(typed) -> None:
             preflight.check_sweep([[*typed, "stage=train"], [*typed, "stage=cache"]])
         with pytest.raises(PreflightError, match=r"job 1: config: drafter.markov_rank"):
             preflight.check_sweep([typed, [*typed, "drafter=mtp", "drafter.markov_rank=4"]])
+
+
+@pytest.mark.parametrize("first", ["--run", "-m"])
+def test_a_secret_is_refused_before_anything_is_written(pipeline, tmp_path: Path, first: str) -> None:
+    """Hydra writes overrides and config beside the run before it calls the entry."""
+    done = pipeline("answers=openai", "answers.openai.base_urls=['http://h/v1?api_key=sk-1']", first=first)
+    assert (
+        done.code == 2 and "answers.openai.base_urls[0]" in done.error and "sk-1" not in done.error + done.out
+    )
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert not [path for path in written if "sk-1" in path.read_text()]

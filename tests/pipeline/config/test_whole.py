@@ -109,3 +109,13 @@ def test_contradictions_with_a_server_name_the_key(changes: dict, key: str):
 )
 def test_what_a_running_server_allows(changes: dict):
     check(served(**changes))
+
+
+@pytest.mark.parametrize("name", ["a/../../../zz", "..", "/tmp/x", "a b", "-x", "", "x" * 101, "a\n"])
+@pytest.mark.parametrize("group", ["target", "data", "drafter", "compare", "export"])
+def test_a_name_makes_no_folder_elsewhere(group: str, name: str):
+    config = composed()
+    getattr(config, group).name = name
+    with pytest.raises(ConfigError) as error:
+        check(config)
+    assert f"{group}.name: " in str(error.value) and repr(name) in str(error.value)

@@ -76,6 +76,8 @@ def test_a_folder_of_another_kind_is_refused(store: Store) -> None:
 def test_names_that_would_leave_the_folder_are_refused(store: Store) -> None:
     with pytest.raises(ArtifactError, match=re.escape("'../x'")):
         store.begin("draft", "../x", 1, "f", {}, {})
+    with refused(ArtifactError, "'a/../../x'"):  # a claim is made in this folder before the artifact is begun
+        store.work_folder("draft", "a/../../x", "f")
 
 
 def test_manifest_holds_lineage_and_versions(store: Store) -> None:
