@@ -9,6 +9,7 @@ from rich.tree import Tree
 
 from pipeline import console
 from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.leftovers import leftovers
 
 # The counts of a manifest that the table shows.
 SHOWN = (
@@ -20,8 +21,14 @@ ORDER = ("answers", "cache", "draft", "evaluation", "study", "comparison", "expo
 
 
 def show(store: Store) -> None:
-    """Print every committed artifact below the store's root."""
+    """Print every committed artifact below the store's root, and what is not committed."""
     artifacts = store.list()
+    if left := list(leftovers(store.root)):
+        console.table(
+            "Not committed: of a run that goes on, or left behind by one that was killed",
+            ("path", "size", "last change", "goes on with"),
+            [(str(x.path), console.size(x.size), f"{console.duration(x.seconds)} ago", str(x)) for x in left],
+        )
     if not artifacts:
         console.say(
             f"No artifacts under {store.root} yet. Make some: python -m pipeline stage=all experiment=quickstart"
