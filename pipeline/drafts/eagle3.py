@@ -35,11 +35,6 @@ class Eagle3(Chain):
         """See Model.default_decay: each step has 0.8 times the weight of the step before."""
         return -1 / math.log(STEP_WEIGHT)
 
-    @property
-    def max_drafts(self) -> int:
-        """See Draft.max_drafts."""
-        return int(getattr(self.config, "block_size", None) or self.config.ttt_length)
-
     def source(self, hidden: Tensor, last_hidden: Tensor) -> Tensor:
         """See Chain.source: fc of the taps."""
         source: Tensor = self.fc(hidden.to(self.fc.weight.dtype))

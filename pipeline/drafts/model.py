@@ -107,9 +107,7 @@ class Model(Draft):
         """The attention plan of each layer type for N blocks (see attention.py)."""
         backend, kinds = self.attention or default_backend(rows.device), {x.kind for x in self.decoder_layers}
         shapes = {kind: Shape(queries, keys, first, self.window(kind)) for kind in kinds}
-        return {
-            kind: plan_attention(rows, anchors, context, shape, backend) for kind, shape in shapes.items()
-        }
+        return {k: plan_attention(rows, anchors, context, shape, backend) for k, shape in shapes.items()}
 
     # --- the loss ---
 
@@ -141,9 +139,7 @@ class Model(Draft):
         embedded, features = self.head_inputs(batch, useful, states)
         hidden = states[where]  # [n, H]
         positions = blocks.anchors[where[:2]] + where[2]  # the token before draft k is at a+k
-        scale = (
-            getattr(self.config, "target_logit_scale", None) or 1
-        )  # gives the head the target's real logits
+        scale = getattr(self.config, "target_logit_scale", None) or 1  # of the target's logits
         compare = self.learns_confidence and weights.confidence != 0
         terms = distribution_loss(
             hidden, None if features is None else features[where], self.bias_weight, self._output(),

@@ -79,9 +79,7 @@ def chosen_taps(drafter: DrafterConfig, taps: list[int]) -> list[int]:
     """Which of the cache's ``taps`` the drafter reads, as indices: all, or ``num_taps`` spread evenly."""
     count = len(taps) if drafter.num_taps is None else drafter.num_taps
     if count > len(taps):
-        raise ConfigError(
-            f"drafter.num_taps={count}: expected at most {len(taps)}: the cache has the taps {taps}"
-        )
+        raise ConfigError(f"drafter.num_taps={count}: expected at most the cache's {len(taps)} taps {taps}")
     if count <= 1:
         return [len(taps) // 2] * count
     return [round(i * (len(taps) - 1) / (count - 1)) for i in range(count)]

@@ -99,11 +99,6 @@ class CacheReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return CacheReader, (self.folder,)
 
-    @property
-    def manifest(self) -> Manifest:
-        """The artifact's manifest."""
-        return read_manifest(self.folder)
-
     def read(self, i: int) -> Sample:
         """Sample ``i``. Its tensors share no memory with other samples."""
         parts = {name: self._rows(i, name) for name in self._arrays}
@@ -131,7 +126,7 @@ class CacheReader:
 
         ``full`` hashes every file. Otherwise the chunks of arrays are only checked for presence and size.
         """
-        manifest = self.manifest
+        manifest = read_manifest(self.folder)
         self._check_seal(manifest)
         self._check_records(manifest)
         hashed = sum(record.size for name, record in manifest.files.items() if full or _is_small(name))

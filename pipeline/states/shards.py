@@ -35,9 +35,7 @@ def read_rows(
         except FileNotFoundError:
             raise CacheError(f"{path}: the chunk is missing") from None
         if len(values) != count:
-            raise CacheError(
-                f"{path}: shortened: expected {count} values from row {first} on, got {len(values)}"
-            )
+            raise CacheError(f"{path}: shortened: expected {count} values at row {first}, got {len(values)}")
         parts.append(values)
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return rows.reshape(-1, array.columns) if array.columns else rows

@@ -118,9 +118,8 @@ def _training(known: CardFacts) -> str:
     for name in ("samples", "steps", "parameters", "trainable", "loss", "best_accepted_length"):
         if name in counts:
             value = counts[name]
-            rows.append(
-                (name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else f"{value:,}")
-            )
+            shown = f"{value:.3f}" if isinstance(value, float) else f"{value:,}"
+            rows.append((name.replace("_", " "), shown))
     thinking = about.get("thinking")
     rows.append(("thinking", "the template's default" if thinking is None else str(thinking)))
     return "## Training\n\n" + markdown_table(("", ""), rows)

@@ -105,6 +105,5 @@ def eagle3_layout(source: DraftSource, taps: tuple[str, ...]) -> EngineLayout:
         config[LAYERS] = {STATES: list(facts.taps), "use_aux_hidden_state": True}
     if not llama:
         return EngineLayout(config, source.tensors)
-    return EngineLayout(
-        config, {re.sub(r"^layers\.0\.", "midlayer.", n): v for n, v in source.tensors.items()}
-    )
+    tensors = {re.sub(r"^layers\.0\.", "midlayer.", name): value for name, value in source.tensors.items()}
+    return EngineLayout(config, tensors)

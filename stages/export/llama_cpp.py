@@ -67,7 +67,7 @@ def script_at(given: str) -> Path:
     script = path / SCRIPT if path.is_dir() else path
     if not script.is_file():
         raise ExportError(
-            f"export.converter={script}: expected llama.cpp's {SCRIPT} or checkout, found no file"
+            f"export.converter={script}: expected {SCRIPT} or a llama.cpp checkout, found no file"
         )
     return script
 

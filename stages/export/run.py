@@ -29,7 +29,7 @@ from pipeline.config import Config, ConfigError, ExportConfig, TargetConfig
 from pipeline.decoding.profiling import TABLE
 from pipeline.drafts.base import FROZEN
 from pipeline.ranks import is_main
-from pipeline.store.artifacts import Artifact, Store, Work
+from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.lineage import calibrations
 from pipeline.store.work import WorkShare, begin_once, commit_once
 from pipeline.target.location import locate
@@ -65,6 +65,8 @@ WINDOW = ("layer_types", "sliding_window")  # the same for layers with a window
 class ExportJob:
     """A draft to export, and what is known about it."""
 
+    settings: ExportConfig
+    store: Store
     draft: Artifact | Path
     folder: Path
     name: str
@@ -76,7 +78,7 @@ class ExportJob:
     calibrated_in: Path | None  # the folder that holds the calibration
     calibration: Calibration | None
     evaluation: Artifact | None
-    costs: SpsTable | None  # of its steps, where the evaluation measured them
+    costs: SpsTable | None  # of its steps, if the evaluation measured them
 
     @property
     def draft_sampling(self) -> str | None:
@@ -104,7 +106,7 @@ def run_export(config: Config, store: Store, draft: Artifact | Path) -> list[Art
     if config.plan:
         _show_plan(job, layouts)
         return []
-    made = [_export(config.export, store, job, form, layout) for form, layout in layouts.items()]
+    made = [_export(job, form, layout) for form, layout in layouts.items()]
     for form, artifact in zip(layouts, made, strict=True):
         _show(job, form, artifact)
         if form == "hub" and config.export.push:
@@ -124,6 +126,8 @@ def make_job(config: Config, store: Store, draft: Artifact | Path) -> ExportJob:
         kept.insert(0, evaluation.path)
     place = kept[0] if kept else None
     return ExportJob(
+        settings=config.export,
+        store=store,
         draft=draft,
         folder=folder,
         name=name,
@@ -170,10 +174,9 @@ def _evaluation(store: Store, name: str, made_of: str, reference: str | None) ->
     return max(own, key=lambda a: a.manifest.created, default=None)
 
 
-def _export(
-    settings: ExportConfig, store: Store, job: ExportJob, form: str, layout: EngineLayout
-) -> Artifact:
+def _export(job: ExportJob, form: str, layout: EngineLayout) -> Artifact:
     """Write one format unless it exists already."""
+    settings, store = job.settings, job.store
     name = settings.name or f"{job.name}_{form}"
     recorded = {"format": form, "license": settings.license, "repo": settings.repo if form == "hub" else None}
     recorded |= {"gguf": settings.outtype if form == "llama_cpp" and settings.converter else None}
@@ -183,9 +186,8 @@ def _export(
     if form == "hub" and job.evaluation is not None:
         parents["evaluation"] = job.evaluation.manifest.fingerprint
     made_of = fingerprint(
-        SCHEMA_VERSION, recorded, parents, dataclasses.asdict(job.target), name,
-        calibration, *([job.earlier] if job.earlier else []),
-        _schedule(form, job),
+        SCHEMA_VERSION, recorded, parents, dataclasses.asdict(job.target), name, calibration,
+        *([job.earlier] if job.earlier else []), _schedule(form, job),
     )  # fmt: skip
     if (found := store.find(KIND, made_of)) is not None:
         console.say(f"Reusing the export {found.reference} ({found.path})")
@@ -194,15 +196,13 @@ def _export(
     if isinstance(work, Artifact):
         return work
     for _ in WorkShare(work.path, ["write"], lambda _: (work.path / PROVENANCE).is_file()):
-        _write(settings, store, job, form, layout, work)
+        _write(job, form, layout, work.path)
     return commit_once(store, work, lambda: _counts(layout, work.path))
 
 
-def _write(
-    settings: ExportConfig, store: Store, job: ExportJob, form: str, layout: EngineLayout, work: Work
-) -> None:
+def _write(job: ExportJob, form: str, layout: EngineLayout, folder: Path) -> None:
     """Write all files. provenance.json is the last one and marks the others as complete."""
-    folder = work.path
+    settings = job.settings
     if form == "speculators":
         layout = speculators.through_library(layout)
     write_json(folder / CONFIG, layout.config)
@@ -215,16 +215,15 @@ def _write(
     for name, contents in _schedule(form, job).items():
         write_json(folder / name, contents)
     if form == "llama_cpp" and settings.converter:
-        target = _target_folder(settings, job)
         script = llama_cpp.script_at(settings.converter)
         converter = llama_cpp.Converter(script, settings.python or sys.executable, settings.outtype)
-        llama_cpp.convert(converter, folder, job.name, target)
+        llama_cpp.convert(converter, folder, job.name, _target_folder(job))
     said = provenance(job.draft, job.made_of, job.manifests, job.target, job.earlier)
     said["draft_sampling"] = job.draft_sampling
     if form == "hub":
-        (folder / CARD).write_text(hub.card(job.source, _card_facts(settings, job, said)))
+        (folder / CARD).write_text(hub.card(job.source, _card_facts(job, said)))
     write_json(folder / f".{PROVENANCE}", said)
-    own = (store.root, job.folder, settings.converter, settings.target)
+    own = (job.store.root, job.folder, settings.converter, settings.target)
     check_no_paths(folder, machine_paths(job.manifests, *own))
     (folder / f".{PROVENANCE}").rename(folder / PROVENANCE)
 
@@ -257,13 +256,13 @@ def compare(folder: Path, source: DraftSource) -> None:
             raise ExportError(f"{folder.name}: tensor {name} is not read back unchanged")
 
 
-def _target_folder(settings: ExportConfig, job: ExportJob) -> Path:
+def _target_folder(job: ExportJob) -> Path:
     """The folder of the target, whose tokenizer becomes part of the GGUF files."""
-    if settings.target and Path(settings.target).expanduser().is_dir():
-        return Path(settings.target).expanduser()
-    draft = job.manifests.get("draft")
+    told, draft = job.settings.target, job.manifests.get("draft")
+    if told and Path(told).expanduser().is_dir():
+        return Path(told).expanduser()
     section = draft.config.get("target") if draft is not None else None
-    path = settings.target or (job.target.hub_id if section is None else None)
+    path = told or (job.target.hub_id if section is None else None)
     if section is None and path is None:
         raise ConfigError("export.target: expected the target's folder or Hub id for its tokenizer, got none")
     known = {f.name for f in dataclasses.fields(TargetConfig)}
@@ -273,15 +272,15 @@ def _target_folder(settings: ExportConfig, job: ExportJob) -> Path:
     return locate(TargetConfig(**values))
 
 
-def _card_facts(settings: ExportConfig, job: ExportJob, said: dict[str, Any]) -> hub.CardFacts:
+def _card_facts(job: ExportJob, said: dict[str, Any]) -> hub.CardFacts:
     return hub.CardFacts(
-        repo=settings.repo or settings.name or job.name,
+        repo=job.settings.repo or job.settings.name or job.name,
         target=job.target,
         provenance=said,
         summary=None if job.evaluation is None else read_summary(job.evaluation.path),
         evaluation=None if job.evaluation is None else job.evaluation.manifest,
         calibration=job.calibration,
-        license=settings.license,
+        license=job.settings.license,
         serving=ServeFacts(job.draft_sampling),
     )
 

@@ -111,9 +111,8 @@ def _fields(config: Any) -> dict[str, Any]:
     if config.model_type == "gemma4_text":
         own = config.per_layer_config[0]
         fields |= dict.fromkeys(("head_dim", "global_head_dim"), own.head_dim)
-        fields |= dict.fromkeys(
-            ("num_key_value_heads", "num_global_key_value_heads"), own.num_key_value_heads
-        )
+        kv_heads = ("num_key_value_heads", "num_global_key_value_heads")
+        fields |= dict.fromkeys(kv_heads, own.num_key_value_heads)
     return fields
 
 

@@ -197,9 +197,8 @@ class Samples:
         blocks = stack([torch.tensor([1])])
         supervision = recipe.supervise(batch, blocks)
         zeros = torch.zeros_like(supervision.weights)
-        return Micro(
-            batch, blocks, replace(supervision, weights=zeros, coins=zeros if recipe.coins else None)
-        )
+        coins = zeros if recipe.coins else None
+        return Micro(batch, blocks, replace(supervision, weights=zeros, coins=coins))
 
     def weight(self, numbers: Sequence[int], step: int | None) -> float:
         """The sum of the slot weights of the samples ``numbers``. Only their masks are read."""

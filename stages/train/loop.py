@@ -173,7 +173,7 @@ class Run:
                     if ranks.is_main():
                         name = signal.Signals(stop).name
                         console.say(
-                            f"stopped by {name} after step {step} of {total}; the same command continues"
+                            f"stopped by {name} after step {step} of {total}; run it again to continue"
                         )
                     raise SystemExit(128 + stop)
                 done = step + 1
@@ -305,9 +305,7 @@ class Run:
             source = last if best is None else self._best_folder(best["step"])
             for path in source.iterdir():
                 shutil.copyfile(path, self.folder / path.name)
-            target = load_tensors(
-                self.config.target
-            )  # a new copy, because training could have changed the draft's
+            target = load_tensors(self.config.target)  # unlike the draft's tensors, never in training
             for folder in (self.folder, last):
                 check_frozen(folder, target)
             record.plot(self.record.lines, self.folder / PLOT)
@@ -338,9 +336,7 @@ class Run:
         """Send the lines of ``step`` to the tracker."""
         lines = [line for line in self.record.lines[-2:] if line["step"] == step]
         values = {f"{line['kind']}/{key}": value for line in lines for key, value in line.items()}
-        self.tracker.log(
-            step, {key: value for key, value in values.items() if isinstance(value, int | float)}
-        )
+        self.tracker.log(step, {k: v for k, v in values.items() if isinstance(v, int | float)})
 
     def _note(self) -> str:
         train, heldout = self.record.last("train"), self.record.last("heldout")

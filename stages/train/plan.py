@@ -32,9 +32,7 @@ from stages.train.schedule import chosen, total_steps
 
 # Keys of ``train`` that do not change the result.
 NEUTRAL = ("micro_batch", "workers", "verify", "attention", "compile", "checkpoint_every", "keep_checkpoints")
-USED_SHARE = (
-    0.4  # A whole step reaches this share of the measured speed of matrix products (for the plan's estimate).
-)
+USED_SHARE = 0.4  # Estimates assume that a step reaches this share of the speed of matrix products.
 
 
 class Setup:

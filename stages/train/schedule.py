@@ -15,9 +15,9 @@ STEPS_A_PASS, SMALL_BATCH, LEAST_STEPS, MOST_PASSES = 64, 8, 500, 100.0
 
 
 def chosen(config: TrainConfig, samples: int) -> TrainConfig:
-    """``config`` with ``global_batch``, ``evaluate_every`` and the length of the run, where they are open.
+    """``config`` with values for ``global_batch``, ``evaluate_every`` and the length of the run if they are open.
 
-    ``samples``: of the training split, at least one.
+    ``samples`` is the number of training samples, at least 1.
     """
     fitting = 2 ** int(math.log2(max(1, samples / STEPS_A_PASS)))
     batch = config.global_batch or min(LARGE_BATCH, max(fitting, min(SMALL_BATCH, samples)))

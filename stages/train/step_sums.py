@@ -21,9 +21,7 @@ class Sums:
     """Collects the sums of one step or evaluation. Tensors stay on their device until the sum over ranks."""
 
     def __init__(self) -> None:
-        self.parts: list[
-            tuple[Tensor, Tensor]
-        ] = []  # of each micro-batch: its samples [B], its sums fp64 [9]
+        self.parts: list[tuple[Tensor, Tensor]] = []  # samples [B] and sums fp64 [9] of each micro-batch
         self.greedy = self.compared = False
 
     def add(self, micro: Micro, terms: LossTerms, square: Tensor | None = None) -> None:
@@ -43,9 +41,8 @@ class Sums:
     def over_ranks(self) -> tuple[dict[str, float], bool]:
         """Means over all ranks, and whether every sum is finite. All ranks call it together."""
         sums = torch.stack([sums for _, sums in self.parts]).sum(0) if self.parts else torch.zeros(9)
-        total, square, ce, l1, confidence, weight, blocks, accepted, greedy = trainer.sum_over_ranks(
-            list(sums)
-        )
+        over_ranks = trainer.sum_over_ranks(list(sums))
+        total, square, ce, l1, confidence, weight, blocks, accepted, greedy = over_ranks
         weight, blocks = weight or 1.0, blocks or 1.0
         figures = {
             "loss": total / weight,
@@ -59,9 +56,7 @@ class Sums:
 
     def not_finite(self) -> list[tuple[list[int], float, float]]:
         """Samples, loss sum and gradient norm of each micro-batch of this rank that is not finite."""
-        found = (
-            (samples.tolist(), float(sums[0]), math.sqrt(float(sums[1]))) for samples, sums in self.parts
-        )
+        found = ((ids.tolist(), float(sums[0]), math.sqrt(float(sums[1]))) for ids, sums in self.parts)
         return [part for part in found if not math.isfinite(part[1] + part[2])]
 
 

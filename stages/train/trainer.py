@@ -140,9 +140,7 @@ def engine_config(
 ) -> dict[str, Any]:
     """DeepSpeed's JSON. Raises ``ConfigError`` for an offload at stage 0, which has none."""
     if config.offload_optimizer and config.stage == 0:
-        raise ConfigError(
-            f"deepspeed.offload_optimizer=true: expected deepspeed.stage > 0, got {config.stage}"
-        )
+        raise ConfigError("deepspeed.offload_optimizer=true: expected deepspeed.stage above 0, got 0")
     zero: dict[str, Any] = {"stage": config.stage}
     if config.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -190,9 +188,7 @@ def process_group() -> Iterator[None]:
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    logging.getLogger("compilers").setLevel(
-        logging.WARNING
-    )  # importing DeepSpeed tests a compiler and logs it
+    logging.getLogger("compilers").setLevel(logging.WARNING)  # DeepSpeed's import tests a compiler
     import deepspeed
 
     deepspeed.utils.logger.setLevel(os.environ.get("DRAFTLINE_DEEPSPEED_LOG", "WARNING"))

@@ -13,6 +13,7 @@ one pass, Q = K = G; if it is drafted token by token, the k-th token has Q = 1 a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,9 +98,16 @@ def attend(
     ``q`` [N, Q, heads, d], ``k`` and ``v`` [N, K, kv, d] are the blocks'; ``k_ctx`` and ``v_ctx`` [B, S, kv, d] are
     the context's.
     """
-    if plan.backend == "grouped":
-        return _attend_grouped(plan, q, k_ctx, v_ctx, k, v, scale)
-    return _attend_padded(plan, q, k_ctx, v_ctx, k, v, scale)
+    if plan.backend != "grouped":
+        return _attend_padded(plan, k_ctx, v_ctx, q, k, v, scale)
+    outputs = []
+    for group in plan.groups:
+        part = slice(group.first, group.last)
+        keys = torch.cat([k_ctx[group.row, : group.context], k[part].flatten(0, 1)])
+        values = torch.cat([v_ctx[group.row, : group.context], v[part].flatten(0, 1)])
+        out = sdpa(q[part].flatten(0, 1)[None], keys[None], values[None], group.mask, scale)
+        outputs.append(out[0].unflatten(0, (-1, plan.shape.queries)))
+    return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -139,19 +147,6 @@ def _groups(rows: Tensor, anchors: Tensor, shape: Shape) -> tuple[BlockGroup, ..
         groups.append(BlockGroup(rows_list[first], first, last, context, mask))
         first = last
     return tuple(groups)
-
-
-def _attend_grouped(
-    plan: AttentionPlan, q: Tensor, k_ctx: Tensor, v_ctx: Tensor, k: Tensor, v: Tensor, scale: float
-) -> Tensor:
-    outputs = []
-    for group in plan.groups:
-        part = slice(group.first, group.last)
-        keys = torch.cat([k_ctx[group.row, : group.context], k[part].flatten(0, 1)])
-        values = torch.cat([v_ctx[group.row, : group.context], v[part].flatten(0, 1)])
-        out = sdpa(q[part].flatten(0, 1)[None], keys[None], values[None], group.mask, scale)
-        outputs.append(out[0].unflatten(0, (-1, plan.shape.queries)))
-    return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 
 def _own_blocks(count: int, shape: Shape, device: torch.device) -> Tensor:
@@ -194,7 +189,7 @@ def _flex_mask(anchors: Tensor, filled: Tensor, context_length: int, shape: Shap
 
 
 def _attend_padded(
-    plan: AttentionPlan, q: Tensor, k_ctx: Tensor, v_ctx: Tensor, k: Tensor, v: Tensor, scale: float
+    plan: AttentionPlan, k_ctx: Tensor, v_ctx: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> Tensor:
     assert plan.grid is not None and plan.filled is not None
     batch = len(plan.grid)
@@ -205,16 +200,15 @@ def _attend_padded(
     return blocks[plan.filled]
 
 
-_compiled_flex: Any = None
-
-
-def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Tensor:
+@functools.cache
+def _flex_kernel(on_gpu: bool) -> Any:
     """flex_attention; on a GPU it is compiled, because otherwise it keeps the whole score matrix in memory."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    global _compiled_flex
-    if _compiled_flex is None:
-        _compiled_flex = torch.compile(flex_attention) if q.is_cuda else flex_attention
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out: Tensor = _compiled_flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
+    return torch.compile(flex_attention) if on_gpu else flex_attention
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Tensor:
+    kernel, parts = _flex_kernel(q.is_cuda), (x.transpose(1, 2) for x in (q, k, v))
+    out: Tensor = kernel(*parts, block_mask=mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2)

@@ -20,6 +20,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 FOR_THE_TARGET = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 THETA = 10000.0  # base of the rotary positions if the target has none
 Tables = tuple[Tensor, Tensor]  # cosine and sine, [.., 1, d]
+MakeNorm = Callable[[], nn.Module]
 
 
 class Rotary(nn.Module):
@@ -60,7 +61,7 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, config: Any, width: int, head_dim: int, kv_heads: int, norm: Callable[[], nn.Module] = nn.Identity,
+        self, config: Any, width: int, head_dim: int, kv_heads: int, norm: MakeNorm = nn.Identity,
         scale: float | None = None, shared_values: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -92,9 +93,7 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """One pre-norm layer over slots [.., G, H]; ``kind`` is its entry in ``layer_types``."""
 
-    def __init__(
-        self, attention: Attention, mlp: nn.Module, norm: Callable[[], nn.Module], kind: str
-    ) -> None:
+    def __init__(self, attention: Attention, mlp: nn.Module, norm: MakeNorm, kind: str) -> None:
         super().__init__()
         self.kind, self.self_attn, self.mlp = kind, attention, mlp
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()

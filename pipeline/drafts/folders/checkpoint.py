@@ -202,9 +202,7 @@ def draft_ids(path: Path, weights: dict[str, Tensor], rows: int) -> Tensor | Non
         raise CheckpointError(f"{path}: tensor d2t: expected int64 (draft_vocab_size,), got {found}")
     ids = target_ids(offsets)
     if not ((ids >= 0) & (ids < rows)).all() or len(ids.unique()) < len(ids):
-        raise CheckpointError(
-            f"{path}: tensor d2t: expected offsets that give different target ids below {rows}"
-        )
+        raise CheckpointError(f"{path}: tensor d2t: expected offsets to different target ids below {rows}")
     known = weights.get("t2d")
     if known is not None and (known.shape != (rows,) or int(known.sum()) != len(ids) or not known[ids].all()):
         raise CheckpointError(f"{path}: tensor t2d: expected True for exactly the {len(ids)} tokens of d2t")

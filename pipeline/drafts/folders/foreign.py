@@ -47,9 +47,7 @@ def native_fields(path: Path, given: Fields) -> Fields:
         values = _from_eagle3(path, values)
     elif name == "DSparkDraftModel":
         values["architectures"] = [f"{_family(path, values)}DSparkModel"]
-    if isinstance(
-        values.get("rope_parameters"), dict
-    ):  # the other two fields are for readers that do not know it
+    if isinstance(values.get("rope_parameters"), dict):  # the others are for readers that lack it
         values = {k: v for k, v in values.items() if k not in ("rope_theta", "rope_scaling")}
     if (size := values.get("target_hidden_size")) not in (None, values.get("hidden_size")):
         raise field_error(path, "target_hidden_size", f"hidden_size {values.get('hidden_size')}", size)
