@@ -1,4 +1,4 @@
-"""The answers artifact: prompts answered by the target (or taken from the data), unit by unit, resumable."""
+"""Makes the answers artifact unit by unit, resumably: the target answers the prompts, or the data contain answers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,14 @@ from stages.cache.answers_job import (
     unit_path,
 )
 from stages.cache.answers_plan import check_room, forecast_cache, show_plan
-from stages.cache.source import (
-    AnswerReply,
-    AnswerRequest,
-    AnswerSource,
-    Refusal,
-)
+from stages.cache.source import AnswerReply, AnswerRequest, AnswerSource, Refusal
 
-CUT_WARNING = 0.1  # share of answers cut at max_new_tokens above which the user is warned (pitfall 12)
+CUT_WARNING = 0.1  # warn if a larger share of the answers is cut at max_new_tokens (pitfall 12)
 SERVER_SAID = "the server refused a prompt: "
 
 
 def run_answers(config: Config, store: Store) -> Artifact | None:
-    """Make (or find) the answers artifact that ``config`` describes; None when only a plan was asked for."""
+    """Make or reuse the answers artifact that ``config`` describes; return None if only a plan is asked for."""
     job = prepare(config)
     found = store.find("answers", job.fingerprint)
     if found is not None:
@@ -78,12 +73,12 @@ def _already(found: Artifact) -> Artifact:
 
 
 def answer_units(job: AnswersJob, work: Work) -> None:
-    """Answer every unit that nobody has answered yet, sharing them with the other ranks."""
+    """Answer all units that are not answered yet, sharing them with the other ranks."""
     units = job.units
     share = WorkShare(work.path, list(units), lambda unit: unit_path(work.path, unit).is_file())
     left = sum(len(units[unit]) for unit in share.remaining)
     if is_main() and left < len(job.asked):
-        say(f"answers: {len(job.asked) - left} of {len(job.asked)} prompts are answered already")
+        say(f"answers: {len(job.asked) - left} of {len(job.asked)} prompts already have answers")
     with progress("answers", round(left / world_size()), enabled=is_main()) as bar:  # this rank's part
         answer = _Answerer(job, bar)
         for unit in share:
@@ -93,18 +88,21 @@ def answer_units(job: AnswersJob, work: Work) -> None:
 
 
 def finish(job: AnswersJob, folder: Path) -> dict[str, Any]:
-    """The counts of the manifest, from the files alone; leftovers of killed writers are removed."""
+    """Remove leftovers of killed writers, then read the counts of the manifest from the files.
+
+    Raises ``ConfigError`` if no prompt got an answer.
+    """
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
     counts = read_counts(folder)
     rows = read_answers(folder, ["prompt_ids", "answer_ids", "finish_reason", "split"])
     said = [name for name in counts if name.startswith(SERVER_SAID)]
     if rows.num_rows == 0:
-        if said:  # its settings may be changed: the next run asks again
+        if said:  # the user may change the server's settings, so the next run asks again
             for path in folder.glob("*.parquet"):
                 path.unlink()
         raise ConfigError(f"data: none of {len(job.asked)} prompts got an answer: {counts}")
-    for name in said[1:]:  # one is enough to say why; how many there were is counted under its reason
+    for name in said[1:]:  # one text is enough, as all are counted under their reason
         del counts[name]
     late = {name.removeprefix("rejected/"): n for name, n in counts.items() if name.startswith("rejected/")}
     rejected = dict(sorted((Counter(job.prompts.rejected) + Counter(late)).items()))
@@ -127,7 +125,7 @@ def finish(job: AnswersJob, folder: Path) -> dict[str, Any]:
 
 
 def report(artifact: Artifact) -> None:
-    """Print what was made and what a user should know about it."""
+    """Print the counts of the answers, with warnings and notes."""
     counts = artifact.manifest.counts
     rejected = sum(counts["rejected"].values())
     say(f"answers {artifact.reference} ({artifact.path})")
@@ -149,16 +147,15 @@ def report(artifact: Artifact) -> None:
 def answer_unit(
     job: AnswersJob, engine: AnswerSource, unit: str, advance: Callable[[int, int], None]
 ) -> tuple[list[AnswerRow], Counter[str]]:
-    """Rows and counts of one unit: all first turns together, then all second ones with the target's answers.
+    """Rows and counts of one unit: all first turns are answered together, then all second turns, and so on.
 
-    ``advance`` is called with (prompts, tokens) that are done. The same whenever the unit is made
-    anew: it depends on what the fingerprint covers (prompts, seed, settings; where the target samples also
-    the batch size, as the draws of a batch come from one generator).
+    Calls ``advance`` with the numbers of finished (prompts, tokens). A repeated unit gets the same rows, because they
+    depend only on what the fingerprint covers.
     """
     talks = [talk_of(prompt) for prompt in job.units[unit]]
     counts: Counter[str] = Counter()
     for turn in range(max(len(talk.questions) for talk in talks)):
-        done = functools.partial(advance, int(turn == 0))  # later turns are of prompts that have been counted
+        done = functools.partial(advance, int(turn == 0))  # the first turn has counted the prompt
         pending = _pending(job, engine, talks, turn, counts, done)
         if not pending:
             break
@@ -179,7 +176,7 @@ def _pending(
     counts: Counter[str],
     done: Callable[[int], None],
 ) -> list[tuple[Talk, AnswerRequest]]:
-    """The conversations that have a turn number ``turn``, with the request for it; the others end here."""
+    """The conversations that continue with turn ``turn``, with their requests; ends those that cannot continue."""
     pending: list[tuple[Talk, AnswerRequest]] = []
     for talk in (talk for talk in talks if not talk.over and turn < len(talk.questions)):
         talk.history.append(talk.questions[turn])
@@ -195,7 +192,7 @@ def _pending(
 def given_unit(
     job: AnswersJob, unit: str, advance: Callable[[int, int], None]
 ) -> tuple[list[AnswerRow], Counter[str]]:
-    """Rows and counts of one unit of answers that the data hold."""
+    """Rows and counts of one unit whose answers the data contain."""
     rows: list[AnswerRow] = []
     counts: Counter[str] = Counter()
     for prompt in job.units[unit]:
@@ -215,7 +212,7 @@ def given_unit(
 
 
 def _request(job: AnswersJob, engine: AnswerSource, talk: Talk) -> AnswerRequest | Rejection:
-    assert job.settings is not None, "given answers ask nobody"
+    assert job.settings is not None, "given answers need no request"
     try:
         ids = job.render(talk.prompt, talk.history)
     except TemplateRefusal as error:
@@ -229,7 +226,7 @@ def _request(job: AnswersJob, engine: AnswerSource, talk: Talk) -> AnswerRequest
 
 
 def _end(talk: Talk, rejection: Rejection, counts: Counter[str]) -> None:
-    """A conversation without any answer is rejected; one with some keeps them."""
+    """End a conversation: its answers are kept, and it counts as rejected if it has none."""
     talk.over = True
     counts[f"{'later_turn' if talk.rows else 'rejected'}/{rejection.reason}"] += 1
     if isinstance(rejection, Refusal):
@@ -246,7 +243,7 @@ def _record_reply(
     if turn + 1 < len(talk.questions):
         if reply.is_cut_in_reasoning:
             _end(talk, Rejection("cut_in_reasoning"), counts)
-        elif reply.message.get("tool_calls"):  # The next question was asked after a result that is not there.
+        elif reply.message.get("tool_calls"):  # The next question needs the tool's result, which is missing.
             _end(talk, Rejection("tool_call_without_result"), counts)
     counts["retokenized"] += reply.retokenized
     counts["prompt_ids_differ_from_template"] += (
@@ -284,7 +281,7 @@ def _row(
 
 
 class _Answerer:
-    """Answers units; loads the engine for the first one: a rank that finds nothing to do loads none."""
+    """Answers units. It loads the engine with the first unit, so a rank without work loads none."""
 
     def __init__(self, job: AnswersJob, bar: Bar) -> None:
         self.job, self.bar = job, bar
@@ -303,20 +300,20 @@ class _Answerer:
         return engine
 
     def advance(self, prompts: int, tokens: int) -> None:
-        """Move the bar; its note is the tokens a second of this process."""
+        """Move the bar and show the tokens per second of this process."""
         self.tokens += tokens
         rate = self.tokens / max(time.monotonic() - self.started, 1e-9) if self.tokens else 0.0
         self.bar.advance(prompts, note=f"{rate:.0f} tokens/s" if rate else "")
 
 
 def _engine(job: AnswersJob) -> AnswerSource:
-    """Load the target, or reach the servers."""
+    """Load the target or connect to the servers."""
     assert job.settings is not None, "given answers need no engine"
     answers, target = job.config.answers, job.config.target
     if answers.source == "hf":
         from stages.cache.source_hf import HfSource
 
-        # One tap costs nothing; the states of the configured ones would be copied at every step.
+        # Every step copies the states of all taps, and answers need none of them, so one tap is enough.
         model = Target.load(target, taps=[0])
         model.check_head()
         return HfSource(model, job.tokenizer, job.settings, answers.batch_size)

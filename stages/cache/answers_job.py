@@ -1,4 +1,4 @@
-"""What stage=cache is asked to answer: the prompts in units of work, the settings, and what identifies them."""
+"""The job of answering: the prompts in units of work, the settings, and the fingerprint of both."""
 
 from __future__ import annotations
 
@@ -21,52 +21,45 @@ from pipeline.ranks import is_main
 from pipeline.target.architecture import empty_model
 from pipeline.target.files import identity, load_tokenizer
 from pipeline.target.location import locate
-from stages.cache.source import (
-    Settings,
-    effective_settings,
-    left_out,
-)
+from stages.cache.source import Settings, effective_settings, left_out
 
-NO_EMBEDDING = "token_without_embedding"  # why a row is rejected
+NO_EMBEDDING = "token_without_embedding"  # a reason for rejecting a row
 
 
 @dataclass(frozen=True)
 class AnswersJob:
-    """All that is known before the first token: what to answer, as whom, with which settings."""
+    """Everything known before the first token: the prompts, the target and the settings."""
 
     config: Config
     folder: Path
     tokenizer: Any
     prompts: TrainingPrompts
-    asked: list[TrainingPrompt]  # the prompts whose answers the cache will hold: never a benchmark's
-    settings: Settings | None  # None: given answers
+    asked: list[TrainingPrompt]  # prompts to answer for the cache; benchmark prompts are never among them
+    settings: Settings | None  # None if the data contain the answers
     fingerprint: str
-    embedding_rows: int  # ids from here on have no embedding, although the tokenizer may know them
+    embedding_rows: int  # ids from this one on have no embedding, although the tokenizer may know them
 
     def embeds(self, ids: Sequence[int]) -> bool:
         """Whether the target has an embedding for every one of ``ids``."""
         return max(ids) < self.embedding_rows
 
     def render(self, prompt: TrainingPrompt, messages: Sequence[Message]) -> list[int]:
-        """Ids of ``messages`` of ``prompt`` with the generation prompt. Raises ``TemplateRefusal``."""
+        """Ids of ``messages`` and the generation prompt, with the tools of ``prompt``. Raises ``TemplateRefusal``."""
         return render_prompt(self.tokenizer, messages, self.config.target.thinking, prompt.tools)
 
     def given(self, prompt: TrainingPrompt) -> list[GivenRow] | Rejection:
-        """The answers that ``prompt`` has of its own."""
+        """The answers that the data contain for ``prompt``."""
         return given_rows(self.tokenizer, prompt.messages, self.config.target.thinking, prompt.tools)
 
     @property
     def units(self) -> dict[str, list[TrainingPrompt]]:
-        """Unit name -> its prompts; from the list of prompts alone, so the same in every process."""
+        """The prompts of each unit, by its name; the same in every process, as only the list of prompts decides."""
         step = self.config.answers.chunk_prompts
         return {f"{i // step:05d}": self.asked[i : i + step] for i in range(0, len(self.asked), step)}
 
 
 def prepare(config: Config, prompts: TrainingPrompts | None = None) -> AnswersJob:
-    """Check the config, read the prompts (unless they are given) and identify the target.
-
-    Raises ``ConfigError`` naming the key.
-    """
+    """Check the config, read the prompts unless they are passed in; ``ConfigError`` names a bad key."""
     given = config.answers.source == "given"
     folder, tokenizer, rows = answering_target(config)
     prompts = prompts or load_prompts(config.data, given, control_tokens(tokenizer))
@@ -76,7 +69,7 @@ def prepare(config: Config, prompts: TrainingPrompts | None = None) -> AnswersJo
 
 
 def answering_target(config: Config) -> tuple[Path, Any, int]:
-    """The target's folder, tokenizer and embedding rows; ``ConfigError`` for a model that cannot be a target."""
+    """The target's folder, tokenizer and number of embeddings; ``ConfigError`` if the model cannot be a target."""
     folder = locate(config.target)
     model = empty_model(folder, config.target)
     tokenizer = load_tokenizer(folder, config.target)
@@ -86,16 +79,18 @@ def answering_target(config: Config) -> tuple[Path, Any, int]:
 
 
 def to_answer(prompts: TrainingPrompts) -> list[TrainingPrompt]:
-    """The prompts that are answered: all but a benchmark's. ``ConfigError`` with the rejections if there is none."""
+    """All prompts except a benchmark's; if there are none, ``ConfigError`` lists the rejections."""
     asked = prompts.of("train", "heldout")
     if not asked:
-        raise ConfigError(f"data: no prompt to answer; read {prompts.read}, rejected {prompts.rejected}")
+        raise ConfigError(
+            f"data: there is no prompt to answer; read {prompts.read} rows, rejected {prompts.rejected}"
+        )
     return asked
 
 
 @dataclass
 class Talk:
-    """A conversation on its way: the user's turns, and what has been said so far."""
+    """A conversation in progress: the user's turns, the messages so far, and the rows of its answers."""
 
     prompt: TrainingPrompt
     questions: list[Message]
@@ -105,13 +100,13 @@ class Talk:
 
 
 def talk_of(prompt: TrainingPrompt) -> Talk:
-    """The conversation that ``prompt`` begins: its system message, and the questions that are to be asked."""
+    """The conversation that ``prompt`` starts, with its system message and the questions to ask."""
     system = [message for message in prompt.messages[:1] if message["role"] == "system"]
     return Talk(prompt, [message for message in prompt.messages if message["role"] == "user"], system)
 
 
 def _settings(config: Config, folder: Path) -> Settings:
-    """The effective settings, checked against the engine."""
+    """The settings in effect, after checking that the engine supports them."""
     path = folder / "generation_config.json"
     generation = json.loads(path.read_text()) if path.is_file() else {}
     settings = effective_settings(config.answers, generation)
@@ -124,21 +119,21 @@ def _settings(config: Config, folder: Path) -> Settings:
 
         check_config(config.answers.openai)
     if is_main() and (ignored := left_out(generation)):
-        say(f"{path} sets {', '.join(ignored)}, which no engine here applies", "warning:")
+        say(f"{path} sets {', '.join(ignored)}, but draftline applies none of these", "warning:")
     return settings
 
 
 def sampling_of(job: AnswersJob) -> dict[str, Any]:
-    """What rows and manifest record of how the answers were made."""
+    """The engine, seed and settings of the answers, as rows and manifest record them."""
     if job.settings is None:
         return {"engine": "given"}
     return {"engine": job.config.answers.source, "seed": job.config.seed, **job.settings.active()}
 
 
 def _fingerprint(config: Config, folder: Path, prompts: TrainingPrompts, settings: Settings | None) -> str:
-    """Over all that changes an answer; what only changes how it is made (retries, workers) stays out.
+    """The fingerprint of everything that changes an answer. Retries and workers, for example, do not.
 
-    The batch size is in where the target samples: the draws of a batch come from one generator.
+    It covers the batch size if the target samples, because all draws of a batch come from one generator.
     """
     answers = config.answers
     parts: dict[str, Any] = {
@@ -155,7 +150,7 @@ def _fingerprint(config: Config, folder: Path, prompts: TrainingPrompts, setting
 
 
 def recorded(job: AnswersJob) -> dict[str, Any]:
-    """The part of the config that the manifest keeps, with the template's digest."""
+    """The part of the config that the manifest records, with the chat template's digest."""
     config = job.config
     kept: dict[str, Any] = {name: section(getattr(config, name)) for name in ("target", "data", "answers")}
     kept["target"]["chat_template"] = digest(job.tokenizer)
@@ -163,7 +158,7 @@ def recorded(job: AnswersJob) -> dict[str, Any]:
 
 
 def seed_of(job: AnswersJob, unit: str, turn: int) -> int:
-    """A seed below 2**31 of (seed, unit, turn)."""
+    """A seed below 2**31 that depends on the config's seed, the unit and the turn."""
     digest = hashlib.sha256(f"{job.config.seed}/{unit}/{turn}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 

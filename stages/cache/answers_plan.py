@@ -1,4 +1,4 @@
-"""What a run of stage=cache would cost: tokens, bytes and time, before anything is answered."""
+"""Estimates the tokens, bytes and time of a run of stage=cache before it answers anything."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pipeline.target.files import device_of, read_config
 from stages.cache.answers_job import NO_EMBEDDING, AnswersJob, talk_of
 from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
 
-PLAN_SAMPLE = 500  # prompts whose tokens are counted for a plan
-TOKEN_BYTES = 10  # id and text of a token in a compressed Parquet file, about
-# What a plan's time is reckoned from. A decoding step reads all weights once, then computes row by row.
+PLAN_SAMPLE = 500  # a plan counts the tokens of at most this many prompts
+TOKEN_BYTES = 10  # about the size of a token's id and text in a compressed Parquet file
+# For the estimate of time: a decoding step reads all weights once and then computes each row.
 BYTES_A_SECOND, FLOPS = {"cpu": 4e9, "cuda": 1e12}, {"cpu": 1e11, "cuda": 1e14}
 STEP_SECONDS = 0.02
-STREAM_TOKENS_A_SECOND = 30.0  # of one request to a server
+STREAM_TOKENS_A_SECOND = 30.0  # of one request to a server, guessed
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Tokens and bytes of the cache of the answers: at most, and at least (the first prompts alone)."""
+    """Upper bounds of the cache's tokens and bytes; its lower bound counts only the first prompts."""
 
     most_tokens: float
     most_bytes: float
@@ -36,14 +36,14 @@ class Forecast:
 
 
 def forecast_cache(job: AnswersJob, prompts: int = PLAN_SAMPLE) -> Forecast:
-    """Bounds of the cache, from at most ``prompts`` of the prompts, spread over all."""
+    """Bounds of the cache, estimated from at most ``prompts`` prompts that are spread over all of them."""
     capture, spec = job.config.capture, spec_of(job.config, read_config(job.folder, job.config.target))
     sample = _spread(job.asked, prompts)
     scale = len(job.asked) / len(sample)
     lengths = [_sample_lengths(job, prompt) for prompt in sample]
     least = [length for low, _ in lengths for length in low]
     most = [length for _, high in lengths for length in high]
-    # Of a sample padding and rounding count once, so that the lower bound is scaled from the tokens alone.
+    # Scaling bytes would multiply the padding of the last chunk, so the lower bound scales only the tokens.
     width = cache_bytes([spec.chunk_tokens], spec, capture.segment_tokens) / spec.chunk_tokens
     return Forecast(
         scale * sum(most),
@@ -53,34 +53,34 @@ def forecast_cache(job: AnswersJob, prompts: int = PLAN_SAMPLE) -> Forecast:
 
 
 def check_room(job: AnswersJob, forecast: Forecast, root: Path) -> None:
-    """Refuse, before anything is answered, a cache that cannot fit the disk; warn of one that may not.
+    """Warn if the cache may not fit the disk.
 
-    Raises ``ConfigError`` naming the bytes needed and free.
+    Raises ``ConfigError`` with the needed and the free bytes if it cannot fit, before anything is answered.
     """
     free = free_bytes(root)
-    if forecast.least_bytes > free:  # by the sample: make sure
+    if forecast.least_bytes > free:  # only an estimate from a sample, so count all prompts
         forecast = forecast_cache(job, len(job.asked))
     if forecast.least_bytes > free:
         raise ConfigError(
             f"artifacts={root}: the target cache of the prompts alone needs at least "
-            f"{size(forecast.least_bytes)} ({forecast.least_bytes:.0f} bytes), free are {size(free)} ({free})"
+            f"{size(forecast.least_bytes)} ({forecast.least_bytes:.0f} bytes), but only {size(free)} ({free}) are free"
         )
     if forecast.most_bytes > free and is_main():
         say(
-            f"the target cache may take up to {size(forecast.most_bytes)}, free are "
-            f"{size(free)}: fewer prompts, a smaller answers.max_new_tokens or fewer taps need less",
+            f"the target cache may take up to {size(forecast.most_bytes)}, but only "
+            f"{size(free)} are free: fewer prompts, a smaller answers.max_new_tokens or fewer taps need less",
             "warning:",
         )
 
 
 def _spread(prompts: list[TrainingPrompt], count: int) -> list[TrainingPrompt]:
-    """At most ``count`` of ``prompts``, evenly spread over the list (sources may differ in length)."""
+    """At most ``count`` of ``prompts``, evenly spread over the list, because sources may differ in length."""
     step = max(1.0, len(prompts) / count)
     return [prompts[int(i * step)] for i in range(min(count, len(prompts)))]
 
 
 def _sample_lengths(job: AnswersJob, prompt: TrainingPrompt) -> tuple[list[int], list[int]]:
-    """Tokens of the samples that ``prompt`` makes in the cache: (at least, at most), one number a turn."""
+    """Bounds (lower, upper) of the tokens of the samples that ``prompt`` adds to the cache, one number per turn."""
     longest = job.config.capture.max_length
     if job.settings is None:
         given = job.given(prompt)
@@ -90,7 +90,7 @@ def _sample_lengths(job: AnswersJob, prompt: TrainingPrompt) -> tuple[list[int],
         ]
         return known, known
     talk, asked, most = talk_of(prompt), 0, []
-    for question in talk.questions:  # each counts its own template, so that the sum is no less than the whole
+    for question in talk.questions:  # each turn counts the template again, so the sum is an upper bound
         asked += _tokens_of(job, prompt, [*talk.history, question]) + job.settings.max_new_tokens
         most.append(min(longest, asked))
     first = _first_prompt_tokens(job, prompt)
@@ -98,10 +98,7 @@ def _sample_lengths(job: AnswersJob, prompt: TrainingPrompt) -> tuple[list[int],
 
 
 def rendered(job: AnswersJob, prompts: int = 100) -> tuple[list[list[int]], Counter[str]]:
-    """Tokens of what a sample of at most ``prompts`` of the prompts renders to, and why the others are not usable.
-
-    Of given answers it is (prompt, prompt and answer) for each turn, of others (first prompt, at most).
-    """
+    """Tokens [first prompt, longest sample] of at most ``prompts`` usable prompts, and reasons why others are not."""
     lengths: list[list[int]] = []
     reasons: Counter[str] = Counter()
     for prompt in _spread(job.asked, prompts):
@@ -114,7 +111,7 @@ def rendered(job: AnswersJob, prompts: int = 100) -> tuple[list[list[int]], Coun
 
 
 def _rendered(job: AnswersJob, prompt: TrainingPrompt) -> list[int] | Rejection:
-    """[tokens of the first prompt, tokens of the longest sample at most] of ``prompt``, or why it is rejected."""
+    """[tokens of the first prompt, upper bound of the longest sample's tokens], or why ``prompt`` is rejected."""
     longest = job.config.capture.max_length
     if job.settings is None:
         given = job.given(prompt)
@@ -137,22 +134,22 @@ def _rendered(job: AnswersJob, prompt: TrainingPrompt) -> list[int] | Rejection:
 
 
 def show_plan(job: AnswersJob, forecast: Forecast, root: Path) -> None:
-    """Print what the run would make; the figures of tokens and time are estimates and say so."""
-    table("Plan: answers (estimates, nothing is done)", ("", "expected"), list(plan_lines(job)))
+    """Print what the run would produce; tokens and time are marked as estimates."""
+    table("Plan: answers (estimates, nothing runs)", ("", "expected"), list(plan_lines(job)))
     table("Plan: target cache of these answers", ("", "expected"), list(cache_lines(job, forecast, root)))
 
 
 def cache_lines(job: AnswersJob, forecast: Forecast, root: Path) -> Iterator[tuple[str, str]]:
-    """Lines of the plan: bounds of the cache that is captured from the answers."""
+    """Lines of the plan with bounds of the cache that is captured from the answers."""
     seconds = expected_seconds(forecast.most_tokens, job.folder, job.config) / world_size()
     yield "target cache at most", f"{size(forecast.most_bytes)}, {forecast.most_tokens:,.0f} tokens"
     yield "target cache at least", f"{size(forecast.least_bytes)} (prompts alone)"
     yield "free disk", size(free_bytes(root))
-    yield "capture time", f"{duration(seconds)}, at most"
+    yield "capture time", f"at most {duration(seconds)}"
 
 
 def plan_lines(job: AnswersJob) -> Iterator[tuple[str, str]]:
-    """Lines of the plan: turns, tokens, bytes on disk and time."""
+    """Lines of the plan with turns, tokens, bytes on disk and time."""
     sample = job.asked[:PLAN_SAMPLE]
     scale = len(job.asked) / len(sample)
     yield "prompts", str(len(job.asked))
@@ -161,16 +158,16 @@ def plan_lines(job: AnswersJob) -> Iterator[tuple[str, str]]:
         return
     turns = round(scale * sum(len(talk_of(prompt).questions) for prompt in sample))
     prompt_tokens = turns * sum(_first_prompt_tokens(job, prompt) for prompt in sample) / len(sample)
-    most = turns * job.settings.max_new_tokens  # nobody knows how long the answers will be
+    most = turns * job.settings.max_new_tokens  # an upper bound, as the answers' lengths are unknown
     yield "turns", str(turns)
     yield "prompt tokens", f"about {prompt_tokens:,.0f}"
     yield "answer tokens", f"at most {most:,}"
-    yield "bytes", f"about {size(TOKEN_BYTES * (prompt_tokens + most))}, at most"
-    yield "time", f"very roughly {duration(most / _tokens_a_second(job))}, at most"
+    yield "bytes", f"at most about {size(TOKEN_BYTES * (prompt_tokens + most))}"
+    yield "time", f"at most {duration(most / _tokens_a_second(job))}, very roughly"
 
 
 def _given_lines(job: AnswersJob, sample: list[TrainingPrompt], scale: float) -> Iterator[tuple[str, str]]:
-    """Lines of the plan for answers that the data hold: a sample is tokenized."""
+    """Lines of the plan for answers that the data contain, from tokenizing ``sample``."""
     started = time.monotonic()
     given = [job.given(prompt) for prompt in sample]
     seconds = time.monotonic() - started
@@ -190,7 +187,7 @@ def _first_prompt_tokens(job: AnswersJob, prompt: TrainingPrompt) -> int:
 
 
 def _tokens_of(job: AnswersJob, prompt: TrainingPrompt, messages: list[Message]) -> int:
-    """Tokens of ``messages`` as a prompt; 0 where the template refuses them."""
+    """Tokens of ``messages`` as a prompt; 0 if the template refuses them."""
     try:
         return len(job.render(prompt, messages))
     except TemplateRefusal:
@@ -198,12 +195,12 @@ def _tokens_of(job: AnswersJob, prompt: TrainingPrompt, messages: list[Message])
 
 
 def _tokens_a_second(job: AnswersJob) -> float:
-    """A guess from the weights' bytes, or from the number of streams of the servers."""
+    """Guess the tokens per second from the weights' bytes, or from the number of concurrent requests."""
     answers = job.config.answers
     if answers.source == "openai":
         return STREAM_TOKENS_A_SECOND * answers.openai.concurrency
     weights = sum(path.stat().st_size for path in job.folder.glob("*.safetensors"))
     device, rows = device_of(job.config.target).type, min(answers.batch_size, answers.chunk_prompts)
-    # A weight in bf16 is two bytes to read a step and two FLOP to compute a row.
+    # For each bf16 weight, a step reads two bytes, and each row computes two FLOP.
     step = STEP_SECONDS + weights / BYTES_A_SECOND[device] + rows * weights / FLOPS[device]
     return rows / step * world_size()

@@ -1,7 +1,7 @@
-"""States by vLLM's extraction of hidden states; the final norm and the head are applied here.
+"""Gets hidden states from vLLM and applies the final norm and the head to them in this process.
 
-vLLM numbers hidden states as transformers does: l is the output of decoder layer l - 1, 0 the embedding's, and the
-number of layers L the state *before* the final norm. It gives them in ascending order, whatever order was asked for.
+vLLM numbers hidden states as transformers does: 0 is the embedding's output, l is the output of decoder layer l - 1,
+and the number of layers L is the state *before* the final norm. It always returns them in ascending order.
 Shapes: S tokens of a sample, m taps, H hidden size, V vocabulary.
 """
 
@@ -30,16 +30,17 @@ from pipeline.target.tensors import TargetTensors, load_tensors
 from stages.cache.plan import PlannedSample
 from stages.cache.vllm_process import Worker, environment_of, started
 
-AHEAD = 1  # batches that vLLM has in hand while one is read here
-MOST_SEQUENCES = 256  # of one pass
-MEMORY = 0.85  # share of a GPU that vLLM takes: the head of this process needs some as well
-# Logits by another kernel than vLLM's, of states in bf16: the share of the largest by which two may be confused.
+AHEAD = 1  # batches that vLLM computes while this process reads one
+MOST_SEQUENCES = 256  # in one forward pass
+MEMORY = 0.85  # share of a GPU's memory that vLLM takes; this process needs the rest for the head
+# Our kernel rounds logits differently from vLLM's. Two logits count as equal if they differ by less than this share of
+# the largest one.
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 Batch = Sequence[PlannedSample]
 
 
 class VllmTarget:
-    """The target in vLLM, which gives the states, and its final norm and head in this process."""
+    """The target: vLLM computes the states; this process applies the final norm and the head."""
 
     def __init__(self, worker: Worker, cfg: TargetConfig, tensors: TargetTensors, taps: list[int]) -> None:
         self.worker, self.config, self.dtype = worker, tensors.config, dtype_of(cfg)
@@ -52,8 +53,8 @@ class VllmTarget:
     def states(self, batches: Sequence[Batch]) -> Iterator[list[States]]:
         """States of every sample of each batch: hidden [S, m*H], last_hidden [S, H].
 
-        Raises ``CacheError`` naming a sample whose ids, length or type of states is not what was asked for, or whose
-        final state does not predict what vLLM does; ``WorkerError`` when vLLM fails.
+        Raises ``CacheError`` naming a sample whose ids, length or dtype differ from the request, or whose final state
+        does not predict vLLM's next token; raises ``WorkerError`` if vLLM fails.
         """
         waiting: deque[Batch] = deque()
         for batch in batches:
@@ -94,12 +95,12 @@ class VllmTarget:
         return States(raw[:, self.columns].flatten(1), last)
 
     def _checked(self, planned: PlannedSample, path: Path) -> Tensor:
-        """The states [S, layers, H] in ``path``, if they are of the sample's ids."""
+        """Read the states [S, layers, H] from ``path``; ``CacheError`` if they are not those of the sample."""
         name, ids = f"sample {planned.key}", planned.input_ids
         try:
             found = load_file(path)
         except (OSError, SafetensorError) as error:
-            raise CacheError(f"{name}: vLLM wrote no whole file of states: {path}: {error}") from error
+            raise CacheError(f"{name}: vLLM wrote no readable file of states to {path}: {error}") from error
         got, states = (found.get(key, torch.empty(0)) for key in ("token_ids", "hidden_states"))
         if not torch.equal(got, ids):
             raise CacheError(f"{name}: token_ids: expected {_shown(ids)}, got {_shown(got)} from vLLM")
@@ -112,28 +113,30 @@ class VllmTarget:
         return states
 
     def _check_prediction(self, planned: PlannedSample, last: Tensor, following: int) -> None:
-        """The head on the final state [1, H] has to choose vLLM's token: so norm and layers are the right ones."""
+        """Check norm and layers: the head must choose vLLM's token from the final state [1, H], else ``CacheError``."""
         logits = self.logits(last)[0].float()
         gap = float(logits.max() - logits[following])
-        if gap > ROUNDING[self.dtype] * float(logits.abs().max()):  # never so for NaN, which is named later
+        if gap > ROUNDING[self.dtype] * float(
+            logits.abs().max()
+        ):  # false for NaN, which check_finite reports
             raise CacheError(
-                f"sample {planned.key}: vLLM goes on with token {following}, whose logit by its final state is "
-                f"{gap:.3g} below that of token {int(logits.argmax())}: these are not the target's final states"
+                f"sample {planned.key}: vLLM's next token is {following}, but its states give that token a logit "
+                f"{gap:.3g} below that of token {int(logits.argmax())}: they are not the target's final states"
             )
 
 
 @contextmanager
 def vllm_target(config: Config, spec: CacheSpec, beside: Path, longest: int) -> Iterator[VllmTarget]:
-    """The target in vLLM, for samples of at most ``longest`` tokens; files are exchanged beside ``beside``.
+    """The target in vLLM, for samples of at most ``longest`` tokens; files are exchanged in a folder beside ``beside``.
 
-    Raises ``ConfigError`` for a target that vLLM's extraction does not give as the cache has it.
+    Raises ``ConfigError`` if vLLM cannot return this target's states in the form that the cache stores.
     """
     tensors = load_tensors(config.target)
     streams = getattr(tensors.config, "hc_mult", 1)
     if streams > 1:
         raise ConfigError(
-            f"capture.source=vllm: {tensors.folder} passes on {streams} streams, of which the cache holds the mean; "
-            "vLLM does not give it (capture.source=hf does)"
+            f"capture.source=vllm: {tensors.folder} has {streams} residual streams, and the cache stores their mean; "
+            "vLLM does not return it: set capture.source=hf"
         )
     arguments = llm_arguments(config, numbering(spec.taps, tensors.config.num_hidden_layers)[0], longest)
     if is_main():
@@ -147,16 +150,16 @@ def vllm_target(config: Config, spec: CacheSpec, beside: Path, longest: int) -> 
 
 
 def numbering(taps: Sequence[int], num_layers: int) -> tuple[list[int], list[int]]:
-    """vLLM's numbers of the layers to ask for, ascending, and the place among them of each of ``taps``.
+    """vLLM's numbers of the layers to ask for, ascending, and the position of each of ``taps`` among them.
 
-    The last of them is the state before the final norm.
+    The last layer number is the state before the final norm.
     """
     layers = sorted({*(tap + 1 for tap in taps), num_layers})
     return layers, [layers.index(tap + 1) for tap in taps]
 
 
 def llm_arguments(config: Config, layers: list[int], longest: int) -> dict[str, Any]:
-    """Arguments of vllm.LLM; ``ConfigError`` where ``capture.vllm.options`` has one that is decided here."""
+    """Arguments of vllm.LLM; ``ConfigError`` if ``capture.vllm.options`` sets one that draftline decides."""
     target, tokens = config.target, max(config.capture.batch_tokens, longest)
     ours = {
         "model": str(locate(target).absolute()),
@@ -164,11 +167,11 @@ def llm_arguments(config: Config, layers: list[int], longest: int) -> dict[str, 
         "tensor_parallel_size": target.tensor_parallel,
         "trust_remote_code": target.trust_remote_code,
         "skip_tokenizer_init": True,
-        # One token is made, and vLLM keeps states only where one more would fit.
+        # vLLM generates one token and keeps states only if one more would fit.
         "max_model_len": longest + 2,
         "max_num_batched_tokens": tokens,
         "max_num_seqs": min(MOST_SEQUENCES, tokens),
-        "enable_prefix_caching": False,  # states of a shared beginning would be missing
+        "enable_prefix_caching": False,  # otherwise the states of a shared prefix would be missing
         "speculative_config": {
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,
@@ -178,13 +181,15 @@ def llm_arguments(config: Config, layers: list[int], longest: int) -> dict[str, 
     options = config.capture.vllm.options
     taken = sorted({*ours, "kv_transfer_config"} & set(options))
     if taken:
-        raise ConfigError(f"capture.vllm.options.{taken[0]}: decided by the target and the capture")
+        raise ConfigError(
+            f"capture.vllm.options.{taken[0]}: remove it; draftline sets it from target and capture"
+        )
     room = {"gpu_memory_utilization": MEMORY} if device_of(target).type == "cuda" else {}
     return room | ours | dict(options)
 
 
 def final_norm(cfg: TargetConfig, tensors: TargetTensors) -> nn.Module:
-    """The target's own final norm, of the class that transformers has for it, with the weight [H] of its file."""
+    """The target's final norm: the class from transformers with the weight [H] from the target's file."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with quiet_transformers(), torch.device("meta"):
@@ -194,7 +199,9 @@ def final_norm(cfg: TargetConfig, tensors: TargetTensors) -> nn.Module:
         )
     norm: Any = getattr(model.get_decoder(), "norm", None)
     if norm is None or [name for name, _ in norm.named_parameters()] != ["weight"]:
-        raise ConfigError(f"{tensors.folder}: {type(model).__name__} has no final norm with a weight alone")
+        raise ConfigError(
+            f"{tensors.folder}: {type(model).__name__} has no final norm whose only parameter is a weight"
+        )
     norm.weight = nn.Parameter(tensors.final_norm, requires_grad=False)
     return norm
 

@@ -1,4 +1,4 @@
-"""What stage=cache can know before it begins: target, prompts, what they render to, servers, room."""
+"""Checks before stage=cache starts: the target, the prompts and how they render, the servers and the free disk."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stages.cache.answers_job import AnswersJob, answering_target, prepare, to_a
 from stages.cache.answers_plan import forecast_cache, rendered
 from stages.cache.forecast import free_bytes
 
-ROWS = 5000  # of a source that are read at most, unless none of them can be used
-SAMPLE = 100  # prompts that are rendered
+ROWS = 5000  # read at most this many of each source, unless none of them can be used
+SAMPLE = 100  # render at most this many prompts
 
 
 def checks(ahead: Ahead) -> list[Check]:
-    """All that the target cache of ``ahead`` will need; a sample of its prompts is rendered."""
+    """Check everything that the target cache of ``ahead`` needs; this renders a sample of its prompts."""
     config = ahead.config
     if names_cache(config):
         return [checked("cache", lambda: ahead.cache().reference)]
@@ -48,7 +48,7 @@ def checks(ahead: Ahead) -> list[Check]:
         checked("where states are computed", lambda: capturing(config)),
     ]
     if problems(found[:2]):
-        return [*found, Check("answers", "not checked", "that needs the target and the prompts")]
+        return [*found, Check("answers", "not checked", "this needs the target and the prompts")]
     jobs: list[AnswersJob] = []
 
     def answers() -> str:
@@ -60,15 +60,15 @@ def checks(ahead: Ahead) -> list[Check]:
 
 
 def loaded(config: Config, folder: Path) -> str:
-    """The model, taps and device of the target in ``folder``; ``ConfigError`` for taps or a device that is absent."""
+    """The model, taps and device of the target in ``folder``; ``ConfigError`` if taps or device do not exist."""
     model, device = read_config(folder, config.target), device_of(config.target)
     return f"{model.model_type}, taps {resolve_taps(config.target, model.num_hidden_layers)}, on {device}"
 
 
 def first_prompts(config: Config, control: Sequence[str]) -> TrainingPrompts:
-    """The prompts among the first ``ROWS`` rows of each source, or all if none of those can be used.
+    """The prompts in the first ``ROWS`` rows of each source, or in all rows if none of these is for training.
 
-    Raises ``ConfigError`` if no prompt can be answered, or none of them is to be trained on.
+    Raises ``ConfigError`` if there is no prompt to answer, or no prompt to train on.
     """
     files = [local_files(source) for source in config.data.sources]
     states = tuple((str(path), path.stat().st_mtime_ns) for listed in files for path in listed)
@@ -76,15 +76,15 @@ def first_prompts(config: Config, control: Sequence[str]) -> TrainingPrompts:
     to_answer(prompts)
     if "train" in config.stage.steps and not prompts.of("train"):
         held = len(prompts.of("heldout"))
-        raise ConfigError(f"data: no prompt to train on; {held} of {prompts.accepted} are held out")
+        raise ConfigError(f"data: there is no prompt to train on; {held} of {prompts.accepted} are held out")
     return prompts
 
 
-@functools.lru_cache(maxsize=1)  # The jobs of a sweep ask the same again.
+@functools.lru_cache(maxsize=1)  # All jobs of a sweep ask for the same prompts.
 def _read(
     data: str, given: bool, control: tuple[str, ...], states: tuple[tuple[str, int], ...]
 ) -> TrainingPrompts:
-    """``states`` of the files say whether they are still the same."""
+    """Load the prompts of ``data`` (JSON). ``states`` (path, mtime) makes changed files miss the cache."""
     values = json.loads(data)
     whole = DataConfig(**values | {"sources": [SourceConfig(**source) for source in values["sources"]]})
     sources = [dataclasses.replace(s, limit=min(ROWS, s.limit or ROWS)) for s in whole.sources]
@@ -93,7 +93,7 @@ def _read(
 
 
 def described(prompts: TrainingPrompts) -> str:
-    """How many of ``prompts`` were read, and what becomes of them."""
+    """The numbers of ``prompts`` by split and reason of rejection, for the user."""
     kept = ", ".join(f"{len(prompts.of(split))} {split}" for split in ("train", "heldout", "benchmark"))
     return f"{prompts.read} rows read: {kept}{_reasons(prompts.rejected)}"
 
@@ -103,15 +103,15 @@ def _reasons(rejected: dict[str, int]) -> str:
 
 
 def answerable(job: AnswersJob) -> str:
-    """How many of a sample of prompts can be answered, and by whom.
+    """How many of a sample of prompts can be answered, and which engine answers.
 
-    Raises ``ConfigError`` if none can, if their samples do not fit the target's positions, and for servers that do not
-    answer.
+    Raises ``ConfigError`` if none can be answered or a sample exceeds the target's positions, and ``ServerError`` if a
+    server does not answer.
     """
     lengths, reasons = rendered(job, SAMPLE)
     if not lengths:
         raise ConfigError(
-            f"data: all of {reasons.total()} prompts that were rendered are rejected{_reasons(reasons)}"
+            f"data: all {reasons.total()} prompts that were rendered are rejected{_reasons(reasons)}"
         )
     positions = getattr(read_config(job.folder, job.config.target), "max_position_embeddings", None)
     longest = max(most for _, most in lengths)
@@ -128,17 +128,14 @@ def answerable(job: AnswersJob) -> str:
 def _server(job: AnswersJob) -> str:
     from stages.cache.source_openai import OpenAISource
 
-    asked, ends = (
-        dataclasses.replace(job.config.answers.openai, retries=1),
-        end_ids(job.folder, job.tokenizer),
-    )
     assert job.settings is not None
-    engine = OpenAISource(asked, job.settings, job.tokenizer, job.config.target.thinking, ends)
+    once, ends = dataclasses.replace(job.config.answers.openai, retries=1), end_ids(job.folder, job.tokenizer)
+    engine = OpenAISource(once, job.settings, job.tokenizer, job.config.target.thinking, ends)
     return f"{engine.model} at {', '.join(engine.urls)}"
 
 
 def capturing(config: Config) -> str:
-    """What computes the states; ``ConfigError`` for ranks that cannot hold the target, or no vLLM where it is to."""
+    """What computes the states; ``ConfigError`` if the ranks do not fit the target's groups or vLLM is missing."""
     if config.capture.source == "vllm":
         from stages.cache.vllm_process import vllm_version
 
@@ -147,19 +144,21 @@ def capturing(config: Config) -> str:
     count = max(ranks.world_size(), ranks.wanted(config.ranks))
     if count % parts:
         raise ConfigError(
-            f"target.tensor_parallel={parts}: expected a number that divides the {count} ranks; set ranks to a "
-            "multiple of it"
+            f"target.tensor_parallel={parts}: expected a number that divides the {count} ranks; set ranks to one of "
+            "its multiples"
         )
     return f"the target in {count} {'process' if count == 1 else 'processes'}"
 
 
 def room(ahead: Ahead, job: AnswersJob) -> Check:
-    """The bytes of the cache at least and at most, of the prompts that were read."""
+    """The bounds of the cache's bytes for the prompts that were read."""
     name, cast = "bytes of the target cache", forecast_cache(job, SAMPLE)
     there = [a.reference for a in ahead.store.list("answers") if a.manifest.name == cache_name(job.config)]
-    if there:  # what is written already must not be counted once more
-        return Check(name, "not checked", f"answers are there: {there[-1]}")
-    if cast.least_bytes > free_bytes(ahead.store.root):  # by a sample: make sure
+    if there:  # bytes on disk must not be counted again
+        return Check(name, "not checked", f"answers exist already: {there[-1]}")
+    if cast.least_bytes > free_bytes(
+        ahead.store.root
+    ):  # only an estimate from a sample, so count all prompts
         cast = forecast_cache(job, len(job.asked))
     found = f"{size(cast.least_bytes)} at least, {size(cast.most_bytes)} at most"
     return Check(name, "ok", found, least_bytes=cast.least_bytes)

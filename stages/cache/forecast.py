@@ -1,4 +1,4 @@
-"""What a target cache will take: layout, bytes and time, known before anything is computed."""
+"""The layout, bytes and expected time of a target cache, before anything is computed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipeline.config import Config
 from pipeline.states.samples import plan_segments
 from pipeline.target import files as targets
 
-MODEL_SHARE = 0.5  # of the speed of one large product is what a whole model reaches
+MODEL_SHARE = 0.5  # a whole model reaches this share of the speed of one large matrix product
 
 
 def spec_of(config: Config, model: Any) -> CacheSpec:
-    """The cache's layout, from the target's text config ``model``; ``CacheError`` naming a bad setting."""
+    """The cache's layout for the target's text config ``model``; ``CacheError`` names a bad setting."""
     capture = config.capture
     return CacheSpec(
         taps=targets.resolve_taps(config.target, model.num_hidden_layers),
@@ -35,16 +35,16 @@ def spec_of(config: Config, model: Any) -> CacheSpec:
 
 
 def cache_bytes(lengths: Sequence[int], spec: CacheSpec, segment_tokens: int) -> int:
-    """Bytes before compression of a cache of samples of ``lengths`` tokens."""
+    """Bytes before compression of a cache whose samples have ``lengths`` tokens."""
     segments = plan_segments(lengths, segment_tokens)
     return sum(segment_bytes(spec, sum(lengths[i] for i in segment)) for segment in segments)
 
 
 def expected_seconds(tokens: float, folder: Path, config: Config) -> float:
-    """2 * parameters * tokens operations, at half the speed of one large matrix product measured now."""
+    """Seconds for 2 * parameters * tokens operations at half the speed of one large matrix product, measured now."""
     device, dtype = targets.device_of(config.target), targets.dtype_of(config.target)
     left, right = (torch.randn(1024, 1024, device=device, dtype=dtype) for _ in range(2))
-    float((left @ right).sum())  # warm-up; reading a number back waits for the device
+    float((left @ right).sum())  # warm-up; converting to float waits for the device
     started = time.perf_counter()
     float((left @ right).sum())
     rate = 2 * 1024**3 / (time.perf_counter() - started)
@@ -52,6 +52,6 @@ def expected_seconds(tokens: float, folder: Path, config: Config) -> float:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes of the disk on which ``folder`` is, or will be."""
+    """Free bytes of the disk that holds, or will hold, ``folder``."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free

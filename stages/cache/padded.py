@@ -1,7 +1,7 @@
-"""Answers by a loop over padded batches: for targets that the batched engine cannot run.
+"""Answers prompts in padded batches, for targets that the batched engine cannot run.
 
-Such targets (DeepSeek-V4) keep more than keys and values, or cap their attention's scores. Prompts are padded on the
-left; rows that end leave the batch.
+Such targets (for example DeepSeek-V4) keep more than keys and values, or cap their attention scores. Prompts are
+padded on the left, and finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.decoding.sampling import Sampler
 from pipeline.target.model import Target
 from stages.cache.source import SHAPING, Settings
 
-KEEP_SHARE = 0.875  # rows are dropped in groups: each drop copies the whole KV cache
+KEEP_SHARE = 0.875  # finished rows are dropped in groups, because each drop copies the whole KV cache
 
 
 def answer_padded(
@@ -28,7 +28,7 @@ def answer_padded(
     generator: torch.Generator,
     advance: Callable[[int], None],
 ) -> list[list[int]]:
-    """The answer ids of every prompt; the longest prompts come first, ``batch_size`` of them at a time."""
+    """The answer ids of every prompt, in order. Batches of ``batch_size`` start with the longest prompts."""
     picker = Picker(settings, generator)
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     answers: dict[int, list[int]] = {}
@@ -42,14 +42,14 @@ def answer_padded(
 
 
 class Picker:
-    """Chooses the next token of every row: the mode, or a draw of the sampler that evaluation uses too."""
+    """Chooses the next token of every row: the most likely one, or a draw of the sampler that evaluation uses."""
 
     def __init__(self, settings: Settings, generator: torch.Generator) -> None:
         self.sampler = Sampler(**{name: value for name, value in asdict(settings).items() if name in SHAPING})
         self.penalty, self.generator = settings.repetition_penalty, generator
 
     def __call__(self, ids: Tensor, padding: Tensor, logits: Tensor) -> Tensor:
-        """Tokens int64 [b] by ``logits`` [b, V] after ``ids`` [b, S], the first ``padding`` [b] left out."""
+        """Next tokens, int64 [b], from ``logits`` [b, V] after ``ids`` [b, S], less their first ``padding`` [b]."""
         if self.penalty is not None:
             from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -64,11 +64,11 @@ class Picker:
 def decode(
     target: Target, prompts: Sequence[Sequence[int]], limits: Sequence[int], picker: Picker
 ) -> Iterator[tuple[int, list[int]]]:
-    """Answer ``prompts`` together; yields (row, answer ids) as rows end, by an end token (kept) or limit."""
+    """Answer ``prompts`` together. Yields (row, answer ids) when a row reaches its limit or an end token (kept)."""
     ids, mask = (tensor.to(target.device) for tensor in _pad_left(prompts))
     padding = (mask == 0).sum(-1)
     answers: list[list[int]] = [[] for _ in prompts]
-    rows = list(range(len(prompts)))  # which prompt each row of the batch is
+    rows = list(range(len(prompts)))  # the prompt of each row of the batch
     ended: set[int] = set()
     cache = target.new_cache()
     fresh, positions = ids, (mask.cumsum(-1) - 1).clamp(min=0)
@@ -97,7 +97,7 @@ def decode(
 
 
 def _pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask, int64 [B, S], padded on the left to the longest prompt."""
+    """Ids and attention mask, int64 [B, S], padded on the left to the longest prompt's length."""
     width = max(len(prompt) for prompt in prompts)
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])

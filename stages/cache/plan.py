@@ -1,4 +1,4 @@
-"""The plan of a target cache: its samples in order, their segments, and what is left out and why."""
+"""The plan of a target cache: its samples in order, their segments, and the rows left out by reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = ("key", "split", "turn", "prompt_ids", "answer_ids")
 
 @dataclass(frozen=True)
 class PlannedSample:
-    """A sample to be captured: ids int64 [S], mask bool [S] (True: an answer token), and its names."""
+    """A sample to capture: ids int64 [S], loss mask bool [S] (True for answer tokens), key and split."""
 
     key: str
     split: str
@@ -32,7 +32,7 @@ class PlannedSample:
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """What a cache will hold: the samples in cache order, their segments, and what was left out and why."""
+    """The samples of a cache in order, their segments, and the number of rows left out by reason."""
 
     samples: list[PlannedSample]
     segments: list[list[int]]
@@ -40,15 +40,15 @@ class CapturePlan:
     left_out: dict[str, int]
 
     def tokens(self, segment: int) -> int:
-        """Tokens of one segment."""
+        """The number of tokens in a segment."""
         return sum(len(self.samples[i].input_ids) for i in self.segments[segment])
 
 
 def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> CapturePlan:
-    """Samples of the answers ``rows`` by (key, turn), truncated to ``max_length``, and their segments.
+    """The samples of the answers ``rows``, sorted by (key, turn) and truncated to ``max_length``, and their segments.
 
-    Left out, and counted by reason: rows of the benchmark split, rows without a supervised token after the
-    truncation, rows with an id that the target's embedding does not have. Raises ``CacheError`` if no row is left.
+    Rows of the benchmark split, rows without a supervised token after truncation and rows with an id outside the
+    target's embedding are left out and counted by reason. Raises ``CacheError`` if no row is left.
     """
     rows = rows.combine_chunks()
     order = sorted(zip(rows["key"].to_pylist(), rows["turn"].to_pylist(), range(len(rows)), strict=True))
@@ -69,7 +69,7 @@ def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> Cap
             PlannedSample(f"{key}:{turn}", split, ids[: capture.max_length], mask[: capture.max_length])
         )
     if not samples:
-        raise CacheError(f"no sample to cache: {len(rows)} answers read, left out: {dict(left_out)}")
+        raise CacheError(f"there is no sample to cache: {len(rows)} answers read, left out: {dict(left_out)}")
     segments = plan_segments([len(sample.input_ids) for sample in samples], capture.segment_tokens)
     return CapturePlan(samples, segments, truncated, dict(sorted(left_out.items())))
 
@@ -85,7 +85,7 @@ def check_positions(plan: CapturePlan, positions: int | None) -> None:
 
 
 def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Samples by length, cut into batches of at most ``batch_tokens`` with padding (a longer one alone)."""
+    """Sort samples by length into batches of at most ``batch_tokens`` with padding; a longer sample is alone."""
     batches: list[list[int]] = []
     for sample in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         if not batches or (len(batches[-1]) + 1) * lengths[sample] > batch_tokens:
@@ -95,7 +95,7 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
 
 
 def _reject(split: str, ids: Tensor, mask: Tensor, vocab_size: int) -> str | None:
-    """Why a row is not cached, or None. The first token is nobody's label."""
+    """Why a row is not cached, or None. The first token does not count, because nothing predicts it."""
     if split not in SPLITS:
         return f"split {split}"
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
@@ -104,7 +104,7 @@ def _reject(split: str, ids: Tensor, mask: Tensor, vocab_size: int) -> str | Non
 
 
 def print_plan(plan: CapturePlan, spec: CacheSpec, root: Path, folder: Path, config: Config) -> None:
-    """Show what a capture would make: samples, tokens, bytes and time."""
+    """Print the samples, tokens, bytes and time of a capture."""
     tokens = [plan.tokens(number) for number in range(len(plan.segments))]
     seconds = expected_seconds(sum(tokens), folder, config)
     supervised = sum(int(sample.loss_mask.sum()) for sample in plan.samples)

@@ -1,4 +1,4 @@
-"""What an engine that answers is given and gives back, and the sampling settings that are in effect."""
+"""Requests to and replies from the engine that answers, and the sampling settings in effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.config import AnswersConfig, ConfigError
 from pipeline.config.rules import MinP, Positive, Temperature, TopK, TopP, check_fields
 from pipeline.prompts.rows import Message, Rejection, Tool
 
-SHAPING = ("temperature", "top_p", "top_k", "min_p")  # without effect where the target decodes greedily
+SHAPING = ("temperature", "top_p", "top_k", "min_p")  # these have no effect if the target decodes greedily
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 OFF = {"top_p": (1, 1.0), "top_k": (0, -1), "min_p": (0, 0.0), "repetition_penalty": (1, 1.0),
        "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0)}  # fmt: skip
@@ -22,7 +22,7 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings an engine applies. Temperature 0: greedy. None: that setting is off."""
+    """The settings an engine applies. Temperature 0 is greedy decoding; None turns a setting off."""
 
     max_new_tokens: int
     temperature: Temperature
@@ -34,13 +34,13 @@ class Settings:
     frequency_penalty: float | None = None
 
     def active(self) -> dict[str, float | int]:
-        """The settings that act, each under its own name."""
+        """The settings that are not off, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """One turn to answer: the messages before it, their ids, how many tokens the answer may have, and its tools."""
+    """One turn to answer: the messages so far, their ids, the most tokens of the answer, and the tools."""
 
     messages: list[Message]
     prompt_ids: list[int]
@@ -50,10 +50,10 @@ class AnswerRequest:
 
 @dataclass(frozen=True)
 class AnswerReply:
-    """What the target said: ids of prompt and answer, why it ended, and the answer as a message.
+    """The target's answer: ids of prompt and answer, why it ended, and the answer as a message.
 
-    ``retokenized``: the engine gave text only, and the ids were made from it. ``is_cut_in_reasoning``: there is no
-    answer yet that a later turn could follow.
+    ``retokenized`` says that the engine returned only text and the ids were made from it. ``is_cut_in_reasoning``
+    says that the reasoning was cut, so there is no answer that a later turn could follow.
     """
 
     prompt_ids: list[int]
@@ -66,29 +66,29 @@ class AnswerReply:
 
 @dataclass(frozen=True)
 class Refusal(Rejection):
-    """A prompt that the server will not answer; ``detail`` tells why, in its words."""
+    """A prompt that the server refuses to answer; ``detail`` is the server's own reason."""
 
 
 class AnswerSource(Protocol):
-    """Something that answers as the target."""
+    """An engine that runs the target and answers."""
 
-    context: int | None  # tokens of prompt and answer together that it can take; None: unknown
+    context: int | None  # most tokens of prompt and answer together; None if unknown
 
     def answer(
         self, requests: Sequence[AnswerRequest], seed: int, advance: Callable[[int], None]
     ) -> list[AnswerReply | Rejection]:
-        """One reply a request, in order; the same for the same requests and ``seed``, if the engine can.
+        """One reply per request, in order; equal requests and ``seed`` give equal replies if the engine supports it.
 
-        ``advance`` is called with the number of tokens of each answer when it is complete.
+        Calls ``advance`` with the number of tokens of each answer when it is complete.
         """
         ...
 
 
 def effective_settings(answers: AnswersConfig, generation: dict[str, Any]) -> Settings:
-    """``answers`` with None filled in from the target's ``generation_config.json``, as engines read it.
+    """``answers`` with each None replaced by the value in the target's ``generation_config.json``, as engines read it.
 
-    A target whose generation config does not sample decodes greedily. Raises ``ConfigError`` naming the key
-    for a value out of its range, and for a setting that greedy decoding would ignore.
+    A target whose generation config does not sample decodes greedily. Raises ``ConfigError`` naming the key if a
+    value is out of its range or greedy decoding would ignore it.
     """
     sampled = bool(generation.get("do_sample"))
     merged = {name: _first(getattr(answers, name), generation.get(name)) for name in (*SHAPING, *PENALTIES)}
@@ -108,7 +108,7 @@ def effective_settings(answers: AnswersConfig, generation: dict[str, Any]) -> Se
 
 
 def left_out(generation: dict[str, Any]) -> list[str]:
-    """Settings of the target's generation config that no engine here applies."""
+    """Settings in the target's generation config that none of draftline's engines applies."""
     neutral: tuple[Any, ...] = (None, 0, 0.0, 1, 1.0, [], {})
     return [name for name in LEFT_OUT if generation.get(name) not in neutral]
 

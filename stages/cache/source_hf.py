@@ -1,4 +1,4 @@
-"""Answers in process: by the batched engine, or by padded batches where the target cannot run in it."""
+"""Answers in this process with the batched engine, or in padded batches if that engine cannot run the target."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pipeline.target.ragged import supports
 from stages.cache.padded import answer_padded
 from stages.cache.source import SHAPING, AnswerReply, AnswerRequest, Settings
 
-PREFILL_TOKENS = 2048  # prompt tokens a step: nobody waits for a first token here, so large passes are best
+PREFILL_TOKENS = 2048  # prompt tokens per step; large, because latency does not matter here
 
 
 class HfSource:
-    """The target itself, by transformers."""
+    """Answers with the target in this process."""
 
     def __init__(self, target: Target, tokenizer: Any, settings: Settings, batch_size: int) -> None:
         check_settings(settings)
         self.target, self.tokenizer, self.settings = target, tokenizer, settings
-        # Padding on the left would enter what such a model keeps of a prompt.
+        # A target that rewinds would take padding on the left into its state, so it gets batches of one.
         self.batch_size = 1 if target.rewinds else batch_size
         self.context: int | None = getattr(target.config, "max_position_embeddings", None)
 
@@ -51,7 +51,7 @@ class HfSource:
     def _by_engine(
         self, requests: Sequence[AnswerRequest], generator: torch.Generator, advance: Callable[[int], None]
     ) -> list[list[int]]:
-        """Continuous batching; those that may take longest begin first, so that few are left alone at the end."""
+        """Answer by continuous batching; the longest requests start first, so that few run alone at the end."""
         order = sorted(range(len(requests)), key=lambda n: (-requests[n].limit, -len(requests[n].prompt_ids)))
         queue = [Request(n, tuple(requests[n].prompt_ids), requests[n].limit) for n in order]
         sampler = Sampler(**{name: value for name, value in asdict(self.settings).items() if name in SHAPING})
@@ -82,9 +82,9 @@ class HfSource:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise ``ConfigError`` for a setting that transformers has no processor for."""
+    """Raise ``ConfigError`` for a setting that transformers cannot apply."""
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(settings, name) is not None:
             raise ConfigError(
-                f"answers.{name}: transformers has no such penalty; use answers=openai or leave it out"
+                f"answers.{name}: transformers has no such penalty; remove it or set answers=openai"
             )

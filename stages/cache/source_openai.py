@@ -1,7 +1,7 @@
-"""Answers by OpenAI-compatible servers (vLLM, SGLang, ...): concurrent requests, bounded retries.
+"""Gets answers from OpenAI-compatible servers (vLLM, SGLang, ...) by concurrent requests with bounded retries.
 
-The ids that a server returns (vLLM: ``return_token_ids``) are used as they are. Where it returns text only,
-the ids are made from it by the target's template, and the reply says so.
+If a server returns token ids (vLLM does with ``return_token_ids``), they are used unchanged. If it returns only text,
+the target's tokenizer and template make the ids, and the reply says so.
 """
 
 from __future__ import annotations
@@ -32,18 +32,22 @@ from pipeline.prompts.rows import Message, Rejection, calls_of
 from pipeline.prompts.template import end_of_turn, options
 from stages.cache.source import AnswerReply, AnswerRequest, Refusal, Settings
 
-# What OpenAI's own interface does not know. A setting that is off is sent as off, because vLLM would otherwise take the
-# model's default; a strict server that refuses the name is asked again without it.
+# Neutral values of the settings. A setting that is off is sent with its neutral value, because vLLM would otherwise use
+# the model's default. If a strict server refuses the name, the request is repeated without it.
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
            "frequency_penalty": 0.0}  # fmt: skip
 RETURN_IDS = "return_token_ids"
-PROMPT_REFUSED = {400, 413, 422}  # of one prompt (too long, a content filter); other 4xx are of the set-up
-ENDED = ("stop", "tool_calls")  # reasons of an answer that the target ended itself
+PROMPT_REFUSED = {
+    400,
+    413,
+    422,
+}  # one prompt is at fault (length, content filter); other 4xx mean a wrong set-up
+ENDED = ("stop", "tool_calls")  # finish reasons of answers that the target ended itself
 SEEDS = 2**31
 
 
 class OpenAISource:
-    """Chat completions of one model by one or several servers that all serve it."""
+    """Requests chat completions of one model from one or several servers."""
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class OpenAISource:
         check_config(config)
         self.config, self.settings, self.tokenizer = config, settings, tokenizer
         self.thinking, self.eos, self.vocab_size = thinking, eos, vocab_size
-        self.unknown: set[str] = set()  # fields of a request that a server does not know
+        self.unknown: set[str] = set()  # request fields that a server does not know
         self.urls = [url.rstrip("/") for url in config.base_urls]
         self.caller = Caller(config, "answers.openai")
         self.has_refused = False
@@ -66,10 +70,10 @@ class OpenAISource:
     def answer(
         self, requests: Sequence[AnswerRequest], seed: int, advance: Callable[[int], None]
     ) -> list[AnswerReply | Rejection]:
-        """See ``AnswerSource.answer``. Raises ``ServerError`` when no request of ``requests`` succeeds.
+        """See ``AnswerSource.answer``. Raises ``ServerError`` if none of ``requests`` succeeds.
 
-        A prompt that the server refuses as such (``PROMPT_REFUSED``), and one that keeps failing beside others that do
-        not, is a ``Refusal`` among the replies.
+        The reply is a ``Refusal`` if the server refuses the prompt itself (``PROMPT_REFUSED``), or if the request keeps
+        failing while others succeed.
         """
         return asyncio.run(self._answer_all(requests, seed, advance))
 
@@ -122,24 +126,26 @@ class OpenAISource:
         return reply
 
     def _learns(self, refusal: str, payload: dict[str, Any]) -> bool:
-        """Whether a server refused a field that can be left out; it is not sent again."""
+        """Whether a server refused a field that can be left out; later requests omit this field."""
         optional = {name for name in (RETURN_IDS, *NEUTRAL) if name in payload and name in refusal}
         optional = {name for name in optional if name == RETURN_IDS or payload[name] == NEUTRAL[name]}
         if optional:
-            self.caller.say_once(f"a server does not know {', '.join(sorted(optional))}: asking without")
+            self.caller.say_once(
+                f"a server does not know {', '.join(sorted(optional))}: asking again without it"
+            )
             self.unknown |= optional
         return bool(optional)
 
     def _refused(self, text: str) -> Refusal:
-        """The refusal of one prompt; the first one is shown as it comes."""
+        """The refusal of one prompt; the first one is printed at once."""
         said = self.caller.clean(text)
         if not self.has_refused:
             self.has_refused = True
-            self.caller.say_once(f"a prompt was refused, going on without it: {said}")
+            self.caller.say_once(f"the server refused a prompt, which is skipped: {said}")
         return Refusal("refused_by_server", said)
 
     def payload(self, request: AnswerRequest, seed: int) -> dict[str, Any]:
-        """The body of a request: every setting under its own name, also those that are off (pitfall 14)."""
+        """The body of a request with every setting under its own name, even those that are off (pitfall 14)."""
         sampling = NEUTRAL | self.settings.active()
         limit = min(int(sampling.pop("max_new_tokens")), request.limit)
         body: dict[str, Any] = {"model": self.model, "messages": request.messages, "max_tokens": limit}
@@ -151,7 +157,7 @@ class OpenAISource:
         return {name: value for name, value in body.items() if name not in self.unknown}
 
     def _reply(self, url: str, request: AnswerRequest, body: dict[str, Any]) -> AnswerReply | Rejection:
-        """The reply in a response's ``body``; ``FailureError`` when a field is not what it should be."""
+        """The reply in a response's ``body``; raises ``FailureError`` if a field is missing or has a wrong type."""
         try:
             choice = body["choices"][0]
             said, reason = choice["message"], choice["finish_reason"]
@@ -164,7 +170,7 @@ class OpenAISource:
         if ids is None:
             return self._from_text(request, message, reason)
         if not are_ids(ids) or not (prompt_ids is None or are_ids(prompt_ids)):
-            raise FailureError(f"token_ids that are no ids: {str(ids)[:SHOWN]}")
+            raise FailureError(f"expected token_ids to be lists of ids, got {str(ids)[:SHOWN]}")
         if not ids:
             return Rejection("empty_answer")
         if self.vocab_size is not None and (top := max([*ids, *(prompt_ids or ())])) >= self.vocab_size:
@@ -177,10 +183,10 @@ class OpenAISource:
         return AnswerReply(prompt_ids or request.prompt_ids, ids, reason, message, is_cut_in_reasoning=cut)
 
     def _from_text(self, request: AnswerRequest, message: Message, reason: str) -> AnswerReply | Rejection:
-        """Ids from the text, with the end of turn exactly where the target ended there.
+        """Make the ids from the text, with an end of turn only if the target ended the turn.
 
-        They follow the prompt's own ids: what a template would make of the text need not be what the target generated.
-        Reasoning and tool calls that the server has taken out of the text are put back by the template.
+        The text's ids follow the prompt's ids directly, because a template might change what the target generated. Only
+        if the server has moved reasoning or tool calls out of the text does the template put them back.
         """
         prompt_ids = request.prompt_ids
         if {"reasoning_content", "tool_calls"} & set(message):
@@ -200,19 +206,21 @@ class OpenAISource:
 
     @functools.cached_property
     def _end(self) -> int:
-        """The id with which the target ends a turn."""
+        """The id of the token with which the target ends a turn."""
         end = end_of_turn(self.tokenizer)
         return int(self.tokenizer.eos_token_id if end is None else self.tokenizer.convert_tokens_to_ids(end))
 
     async def _identify(self) -> tuple[str, int | None]:
-        """The model's name (the first of each server's list if none is configured) and its context length."""
+        """The model's name (the first in each server's list if none is configured) and its context length."""
         found: list[tuple[str, int | None]] = []
         async with self.caller.client(self.config.concurrency) as client:
             for url in self.urls:
                 found.append(await self.caller.retried([url], lambda url: self._model(client, url)))
         names = {name for name, _ in found}
         if len(names) > 1:
-            raise ServerError(f"answers.openai.base_urls serve different models: {sorted(names)}")
+            raise ServerError(
+                f"answers.openai.base_urls: expected one model, but the servers have {sorted(names)}"
+            )
         return found[0][0], min((context for _, context in found if context is not None), default=None)
 
     async def _model(self, client: httpx.AsyncClient, url: str) -> tuple[str, int | None]:
@@ -221,7 +229,7 @@ class OpenAISource:
 
 
 class Gate:
-    """At most ``most`` requests at a time, fewer while a server says that it gets too many."""
+    """Lets at most ``most`` requests run at a time, and fewer while a server reports too many requests."""
 
     def __init__(self, most: int) -> None:
         self.most, self.limit, self.running = most, float(most), 0
@@ -242,18 +250,18 @@ class Gate:
         self.limit = max(1.0, self.limit / 2)
 
     def widen(self) -> None:
-        """Let one more in after as many successes as the limit has places."""
+        """Raise the limit by its inverse, so that as many successes as the limit raise it by about one."""
         self.limit = min(float(self.most), self.limit + 1 / self.limit)
 
 
 def check_config(config: OpenAIConfig) -> None:
-    """Raise ``ConfigError`` naming the key that cannot be used."""
+    """Raise ``ConfigError`` naming the key whose URL cannot be used."""
     for url in config.base_urls:
         check_url(url, "answers.openai.base_urls", "answers.openai.api_key_env")
 
 
 def _message(said: dict[str, Any]) -> Message:
-    """The assistant's message of a response, reasoning kept (pitfall 5; servers differ in its name)."""
+    """The assistant's message of a response with its reasoning (pitfall 5), whose name differs between servers."""
     message: Message = {"role": "assistant", "content": said.get("content") or ""}
     reasoning = said.get("reasoning_content") or said.get("reasoning")
     if not isinstance(message["content"], str) or not isinstance(reasoning, str | None):

@@ -1,7 +1,7 @@
-"""vLLM's worker as a process of its own: started, asked by lines of JSON, noticed when it ends or hangs, and ended.
+"""Runs vLLM's worker as a separate process: starts it, exchanges JSON lines, notices when it ends or hangs, ends it.
 
-vLLM needs other packages than draftline, so that it lives in an environment of its own (``capture.vllm.python``).
-What is said over the pipes stands in vllm_worker/worker.py; token ids and states go through files in a folder.
+vLLM needs other packages than draftline, so it has its own environment (``capture.vllm.python``). The protocol is
+documented in vllm_worker/worker.py; token ids and states go through files in a folder.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from pipeline.store.lease import Lease
 
 SCRIPT = Path(__file__).parent / "vllm_worker" / "worker.py"
 LOG = "worker.log"
-LAST_LINES, MOST_ERRORS = 12, 3  # of the log, in an error
+LAST_LINES, MOST_ERRORS = 12, 3  # how much of the log an error shows
 ERROR = re.compile(r"\b[\w.]*(?:Error|Exception): .+")
-LOOK_SECONDS = 0.5  # between two looks whether the process still runs
-END_SECONDS = 60.0  # for vLLM to give back what it holds
-# Imports nothing of vLLM: that takes half a minute, and some builds have another package name.
+LOOK_SECONDS = 0.5  # between two checks that the process still runs
+END_SECONDS = 60.0  # that vLLM gets to release its resources
+# Does not import vLLM, because that takes half a minute, and some builds have another package name.
 VERSION = """
 import importlib.util, pathlib, runpy, sys
 found = importlib.util.find_spec("vllm")
 if found is None:
-    sys.exit("it has no package vllm")
+    sys.exit("the package vllm is missing")
 print(runpy.run_path(str(pathlib.Path(found.submodule_search_locations[0]) / "_version.py"))["__version__"])
 """
 
 
 class WorkerError(UserError):
-    """vLLM ended, hung or said what it should not; the message says where its log lies, and what stands in it."""
+    """vLLM ended, hung or broke the protocol; the message names its log and quotes its errors and last lines."""
 
 
 def vllm_version(config: VllmConfig) -> str:
-    """The version of vLLM in the environment of ``config.python``; ``ConfigError`` where there is none."""
+    """The version of vLLM in the environment of ``config.python``; ``ConfigError`` if vLLM is not there."""
     python = config.python or sys.executable
     try:
         done = subprocess.run(
@@ -57,8 +57,8 @@ def vllm_version(config: VllmConfig) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"capture.vllm.python={python}: {error}") from error
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        raise ConfigError(f"capture.vllm.python={python}: expected an interpreter that has vLLM: {said}")
+        said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise ConfigError(f"capture.vllm.python={python}: expected a Python that has vLLM: {said}")
     return done.stdout.strip()
 
 
@@ -76,13 +76,13 @@ class Worker:
                 stderr=log,
                 text=True,
                 env=environment,
-                start_new_session=True,  # a group that can be ended as one
+                start_new_session=True,  # so that one signal ends the whole group
             )
         self._said: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send one line; raises ``WorkerError`` when nobody is there to read it."""
+        """Send one line; raises ``WorkerError`` if the worker has ended."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(message) + "\n")
@@ -91,21 +91,23 @@ class Worker:
             raise self._ended() from None
 
     def hear(self) -> dict[str, Any]:
-        """The next line; raises ``WorkerError`` when the worker ends, is silent too long, or says no JSON object."""
+        """The next line; raises ``WorkerError`` if the worker ends, is silent too long, or sends no JSON object."""
         deadline = time.monotonic() + self.timeout
         while True:
-            is_gone = self.process.poll() is not None  # before the look: its last words are heard
+            is_gone = (
+                self.process.poll() is not None
+            )  # asked before reading, so that its last lines are still read
             try:
                 return self._object(self._said.get(timeout=LOOK_SECONDS))
             except queue.Empty:
                 if is_gone:
                     raise self._ended() from None
             if time.monotonic() > deadline:
-                raise self._error(f"said nothing for {self.timeout:g} s (capture.vllm.timeout)")
+                raise self._error(f"was silent for {self.timeout:g} s (capture.vllm.timeout)")
 
     def end(self) -> None:
-        """Let vLLM end by itself, so that it gives back what it holds; ``kill`` follows in any case."""
-        with suppress(WorkerError, subprocess.TimeoutExpired):  # all that it was asked for is there
+        """Let vLLM end by itself, so that it releases its resources; call ``kill`` afterwards in any case."""
+        with suppress(WorkerError, subprocess.TimeoutExpired):  # all its answers have arrived
             self.tell({"end": True})
             self.process.wait(END_SECONDS)
 
@@ -132,25 +134,26 @@ class Worker:
     def _ended(self) -> WorkerError:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(LOOK_SECONDS)
-        return self._error(f"ended with {self.process.returncode}")
+        return self._error(f"ended with exit status {self.process.returncode}")
 
     def _error(self, text: str) -> WorkerError:
         log = self.log.read_text(errors="replace")
-        # What failed first, in a process of vLLM's, stands above the traceback of the one that waited for it.
+        # The root cause, in a process of vLLM, is logged above the traceback of the process that waited for it.
         errors = list(dict.fromkeys(ERROR.findall(log)))[:MOST_ERRORS]
-        parts = [("Errors in it:", errors), ("It ends with:", log.splitlines()[-LAST_LINES:])]
+        parts = [
+            ("First errors in the log:", errors),
+            ("Last lines of the log:", log.splitlines()[-LAST_LINES:]),
+        ]
         shown = [line for title, lines in parts if lines for line in (title, *lines)]
         return WorkerError("\n".join([f"vLLM {text}; its log is {self.log}.", *shown]))
 
 
 @contextmanager
 def started(config: VllmConfig, beside: Path, environment: dict[str, str]) -> Iterator[Worker]:
-    """A worker in a folder of its own beside ``beside``, removed at the end; if the worker failed, its log stays."""
+    """A worker in its own folder beside ``beside``; the folder is removed, but a failed worker's log is kept."""
     _remove_orphans(beside.parent)
     folder = beside.with_name(f".vllm-{secrets.token_hex(4)}")
-    with _owned(
-        folder
-    ) as is_owned:  # before the folder is there, or another process might take it for an orphan
+    with _owned(folder) as is_owned:  # claimed before it exists, so that no process takes it for an orphan
         assert is_owned, "no other process knows this name"
         folder.mkdir()
         worker = Worker(config, folder, environment)
@@ -169,7 +172,7 @@ def started(config: VllmConfig, beside: Path, environment: dict[str, str]) -> It
 
 @contextmanager
 def _owned(folder: Path) -> Iterator[bool]:
-    """Hold the claim on a worker's folder for the block; False if a live process holds it."""
+    """Hold the claim on a worker's folder during the block; yields False if a live process holds it."""
     lease = Lease(folder, "worker")
     taken = lease.take()
     try:
@@ -180,7 +183,7 @@ def _owned(folder: Path) -> Iterator[bool]:
 
 
 def environment_of(gpus: int) -> dict[str, str]:
-    """The worker's environment: this one, less its place among the ranks, with ``gpus`` GPUs of this rank's own."""
+    """The worker's environment: this process's without the rank variables, and with ``gpus`` GPUs for this rank."""
     names = {*ranks.NAMES, "LOCAL_WORLD_SIZE", "GROUP_RANK", ranks.STARTED}
     kept = {
         name: value
@@ -194,13 +197,13 @@ def environment_of(gpus: int) -> dict[str, str]:
     return {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
-        # vLLM keeps no states of a sample that fills its context; one that fills the target's needs a longer one.
+        # vLLM keeps no states of a sample that fills its context, so its context must be longer than the target's.
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     } | kept
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Remove the folders of workers that failed, or whose owner was killed on this machine."""
+    """Remove the folders of failed workers, and of workers whose owner was killed on this machine."""
     for found in folder.glob(".vllm-*"):
         with _owned(found) as is_orphan:
             if is_orphan:

@@ -1,1 +1,1 @@
-"""What runs in vLLM's own environment, not in draftline's: nothing here is imported by draftline."""
+"""These files run in vLLM's own environment; draftline imports none of them."""

@@ -1,4 +1,4 @@
-"""Imported by vLLM on a machine without a GPU: writes the hidden states that vLLM has kept."""
+"""vLLM imports this file on a machine without a GPU to write the hidden states that it has kept."""
 
 import os
 from types import SimpleNamespace
@@ -13,10 +13,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
 
 
 class CpuHiddenStates(ExampleHiddenStatesConnector):
-    """vLLM's own connector, but for its copy through pinned memory and CUDA streams."""
+    """vLLM's own connector without its copy through pinned memory and CUDA streams."""
 
     def _submit_async_write(self, pending: Any) -> None:
-        """Write the states of a finished request [S, layers, H], then let go of the file's lock."""
+        """Write the states of a finished request [S, layers, H], then release the file's lock."""
         if not self._is_tp_rank_zero:
             return
         blocks = torch.tensor(pending.block_ids)[:, None] * self._block_size

@@ -1,18 +1,18 @@
-"""Runs in vLLM's own environment: states of the target for stages/cache/vllm_process.py, which starts it.
+"""Computes the target's states in vLLM's own environment; stages/cache/vllm_process.py starts this script.
 
-    python worker.py FOLDER         with vLLM and what it brings; nothing of draftline
+    python worker.py FOLDER         needs vLLM and its dependencies, but not draftline
 
-Standard input and output carry one JSON object a line; what vLLM prints goes to standard error.
+Standard input and output carry one JSON object per line; vLLM's own output goes to standard error.
 
     in   {...}                                       arguments of vllm.LLM, once
     out  {"ready": true}                             the target is loaded
-    in   {"batch": NAME}                             a JSON file in FOLDER: one list of token ids a sample
-    out  {"files": [NAME, ...], "next": [ID, ...]}   a file in FOLDER and the greedily chosen next token, a sample
+    in   {"batch": NAME}                             a JSON file in FOLDER with one list of token ids per sample
+    out  {"files": [NAME, ...], "next": [ID, ...]}   for each sample, a file in FOLDER and the greedy next token
     in   {"end": true}
 
-A file is safetensors as vLLM writes it: ``hidden_states`` [S, layers, H], layers in ascending order, and ``token_ids``
-int64 [S]. It is whole when it is named. Where standard input ends without "end", whoever started this is gone: the
-folder is removed, and the worker ends with all that it started.
+Each file is safetensors as vLLM writes it: ``hidden_states`` [S, layers, H], layers in ascending order, and
+``token_ids`` int64 [S]. A file is complete when the worker names it. If standard input closes without "end", the
+parent process is gone: the worker removes the folder and ends together with all processes that it started.
 """
 
 import fcntl
@@ -32,10 +32,10 @@ Lines = queue.Queue[dict[str, Any]]
 
 
 def main() -> None:
-    """Load the target and answer batches until the end."""
+    """Load the target and answer batches until "end" arrives."""
     folder = Path(sys.argv[1])
     channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM prints to both
+    os.dup2(2, 1)  # vLLM prints to both, and standard output is for JSON only
     lines: Lines = queue.Queue()
     threading.Thread(target=_listen, args=(lines, folder), daemon=True).start()
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _watch(ends: threading.Event) -> None:
-    """End with the first of vLLM's processes: its client would wait for ever for an engine that was killed."""
+    """Exit when one of vLLM's processes ends, because its client would wait for a killed engine forever."""
     children = multiprocessing.active_children()
     if (
         children
@@ -69,7 +69,7 @@ def _listen(lines: Lines, folder: Path) -> None:
         if "end" in message:
             return
     shutil.rmtree(folder, ignore_errors=True)
-    if os.getpgrp() == os.getpid():  # vLLM's engine and workers too
+    if os.getpgrp() == os.getpid():  # this ends vLLM's engine and workers too
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
@@ -95,7 +95,7 @@ def _answer(llm: Any, samples: list[list[int]]) -> dict[str, Any]:
 
 
 def _whole(path: Path) -> str:
-    """The name of a file of states, once vLLM has let go of its lock: it writes after it has answered."""
+    """Wait until vLLM has released the file's lock, as it writes after it has answered; return the file's name."""
     lock = Path(f"{path}.lock")
     if lock.exists():
         with lock.open() as held:
@@ -104,5 +104,5 @@ def _whole(path: Path) -> str:
     return path.name
 
 
-if __name__ == "__main__":  # vLLM starts processes that import this file
+if __name__ == "__main__":  # vLLM starts processes that import this file again
     main()

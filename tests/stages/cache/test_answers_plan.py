@@ -23,7 +23,7 @@ def test_a_plan_does_nothing(
     assert run_answers(config(tmp_path, target_folder, rows, plan=True), store) is None
     assert not store.root.exists()
     out = capsys.readouterr().out
-    assert "rejected, empty" in out and "estimates, nothing is done" in out
+    assert "rejected, empty" in out and "Plan: answers" in out
     lines = dict(answers_plan.plan_lines(prepare(config(tmp_path, target_folder, rows))))
     assert lines["prompts"] == "11" and lines["turns"] == "12"
     assert lines["answer tokens"] == "at most 144"
