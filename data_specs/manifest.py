@@ -90,12 +90,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Parse the JSON file at ``path``. Raises ``ManifestError`` naming the file if it is absent or damaged."""
-    if not path.is_file():  # a pipe, for example, would be waited for
-        raise ManifestError(f"{path}: expected a JSON file, found none")
+    """Parse the JSON file at ``path``. Raises ``ManifestError`` naming the file if it cannot be read or parsed."""
     try:
+        if not path.is_file():  # a pipe, for example, would be waited for
+            raise ManifestError(f"{path}: expected a JSON file, found none")
         return json.loads(path.read_text())
-    except (RecursionError, ValueError) as error:
+    except ManifestError:  # it is a ValueError
+        raise
+    except (OSError, RecursionError, ValueError) as error:
         raise ManifestError(f"{path}: expected JSON, got: {error}") from None
 
 

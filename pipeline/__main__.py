@@ -214,8 +214,8 @@ def _compose_and_run(cfg: DictConfig) -> None:
                 sys.exit(code)
         else:
             run(config, found)
-    except (UserError, OmegaConfBaseException) as error:
-        console.fail(error)
+    except (UserError, OmegaConfBaseException, OSError, KeyboardInterrupt) as error:
+        console.fail(error, cfg.get("artifacts"))
 
 
 def listed(arguments: list[str]) -> list[str]:
@@ -249,7 +249,7 @@ def main() -> None:
     try:
         _check_before_printing(sys.argv[1:])
         _compose_and_run()
-    except ConfigError as error:
+    except (ConfigError, OSError, KeyboardInterrupt) as error:
         console.fail(error)
     except (HydraException, OmegaConfBaseException) as error:
         console.fail(ConfigError(explained(error, Config)))

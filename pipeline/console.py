@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -127,13 +128,29 @@ def panel(title: str, lines: Sequence[str]) -> None:
     console.print(framed, soft_wrap=False, overflow="fold")
 
 
-def fail(error: Exception) -> NoReturn:
-    """End the program with one clear line, or with a traceback if DRAFTLINE_TRACEBACK is set."""
-    if os.environ.get("DRAFTLINE_TRACEBACK"):
+def fail(error: BaseException, place: object = "") -> NoReturn:
+    """End the program with one clear line instead of a traceback (DRAFTLINE_TRACEBACK=1 shows where it came from).
+
+    The exit code is 130 after Ctrl-C, else 2. A system error without a path is said to be below ``place``.
+    """
+    if os.environ.get("DRAFTLINE_TRACEBACK") or (isinstance(error, OSError) and error.errno is None):
         raise error
     logging.getLogger("draftline").debug("failed", exc_info=error)
-    print(f"draftline: error: {plain(error)}", file=sys.stderr)
-    sys.exit(2)
+    print(f"draftline: {plain(_line(error, place))}", file=sys.stderr)
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else 2)
+
+
+def _line(error: BaseException, place: object) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C. What was finished is kept; the same command continues"
+    if not isinstance(error, OSError):
+        return f"error: {error}"
+    named = " -> ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
+    code = errno.errorcode.get(error.errno or 0, str(error.errno))
+    return (
+        f"error: {named or place or 'a file'}: {error.strerror} ({code}). What was finished is kept: when this is "
+        "solved, the same command continues"
+    )
 
 
 def duration(seconds: float) -> str:

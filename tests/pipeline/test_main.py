@@ -1,11 +1,14 @@
 """What the entry imports, and the last step of a chain: a study under load only where it is asked for."""
 
+import errno
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from pipeline import __main__ as entry
 from pipeline import config as schema
@@ -55,3 +58,69 @@ main()
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+SYSTEM = {
+    "ENOSPC": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "EROFS": OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/made"),
+    "ENAMETOOLONG": OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "/x/made"),
+    "EACCES": PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/x/made"),
+}
+
+
+@pytest.fixture
+def ended(monkeypatch, capsys, tmp_path):
+    """Run ``stage`` with a step that raises ``error``; returns the exit code and what was said."""
+
+    def run(stage: str, error: BaseException) -> tuple[int, str]:
+        def step(*_: object) -> None:
+            raise error
+
+        monkeypatch.setitem(entry.STEPS, stage, step)
+        monkeypatch.setattr(entry.preflight, "of_steps", lambda *_: {})
+        typed = [
+            "target=hf",
+            "target.path=x",
+            "target.name=t",
+            "data=local",
+            "data.sources=[{path: x}]",
+            "ranks=1",
+        ]
+        typed += [
+            "export=vllm",
+            f"stage={stage}",
+            f"artifacts={tmp_path}/made",
+            f"hydra.run.dir={tmp_path}/out",
+        ]
+        monkeypatch.setattr(entry, "resolve", OmegaConf.to_object)  # a comparison of nothing would be refused
+        monkeypatch.setattr(sys, "argv", ["pipeline", *typed])
+        with pytest.raises(SystemExit) as end:
+            entry.main()
+        return end.value.code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize("stage", sorted({*entry.STEPS} - {"compare"}))  # it wants variants first
+def test_a_system_error_is_one_line_in_every_stage(ended, tmp_path, stage):
+    for name, error in SYSTEM.items():
+        code, said = ended(stage, error)
+        assert code == 2 and said.count("\n") == 1, said
+        place = error.filename or f"{tmp_path}/made"
+        assert f"{place}: {error.strerror} ({name})" in said and "the same command" in said
+
+
+@pytest.mark.parametrize("stage", sorted({*entry.STEPS} - {"compare"}))  # it wants variants first
+def test_ctrl_c_is_one_line_in_every_stage(ended, stage):
+    code, said = ended(stage, KeyboardInterrupt())
+    assert code == 130 and said.count("\n") == 1 and "the same command" in said
+
+
+def test_a_folder_that_hydra_cannot_write_to_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    typed = ["stage=list", f"artifacts={tmp_path}", f"hydra.run.dir={tmp_path}/file/run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *typed], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"{tmp_path}/file/run" in done.stderr and "ENOTDIR" in done.stderr

@@ -1,5 +1,7 @@
+import errno
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_errors import refused
@@ -107,6 +109,30 @@ def test_a_damaged_manifest_does_not_stop_work_on_others(store: Store, capsys) -
     assert str(bad.path) in capsys.readouterr().out
     with pytest.raises(ManifestError, match="manifest.json"):
         store.resolve("draft", str(bad.path))
+
+
+@pytest.mark.parametrize("unreadable", ["folder", "denied", "bytes"])
+def test_an_unreadable_manifest_does_not_stop_work_on_others(store, capsys, monkeypatch, unreadable) -> None:
+    """A disk gives an I/O error for one file, or a rank of another user may not read it."""
+    bad, good = make(store, "bad", "1" * 64), make(store, "good", "2" * 64)
+    path = bad.path / "manifest.json"
+    if unreadable == "folder":
+        path.unlink()
+        path.mkdir()
+    elif unreadable == "bytes":
+        path.write_bytes(b"\xff\xfe")
+    else:
+        read = Path.read_text
+
+        def denied(self: Path, *args: Any, **kwargs: Any) -> str:
+            if self == path:
+                raise PermissionError(errno.EACCES, "Permission denied", str(self))
+            return read(self, *args, **kwargs)
+
+        monkeypatch.setattr(Path, "read_text", denied)
+    assert [a.path for a in store.list()] == [good.path]
+    assert store.find("draft", "2" * 64) == good and store.resolve("draft", "good") == good
+    assert str(path) in capsys.readouterr().out
 
 
 def damage(made: Artifact, how: str) -> str:
