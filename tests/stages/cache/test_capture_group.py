@@ -93,9 +93,8 @@ def test_what_cannot_be_captured_together_ends_all_ranks(tmp_path: Path) -> None
     (path,) = Store(configs[0].artifacts).resolve("answers", "tiny_words").path.glob("*.parquet")
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     leader, follower = tiny_targets.capture_together(configs, 2, tmp_path)
-    assert leader[0].startswith("ManifestError: ") and "00000.parquet" in leader[0]
-    assert follower[0].startswith("UserError: rank 0, which leads this one (rank 1), failed: ManifestError: ")
-    for said in (leader, follower):
+    for said in (leader, follower):  # every rank verifies what it reads
+        assert said[0].startswith("ManifestError: ") and "00000.parquet" in said[0]
         assert (
             "target.tensor_parallel=2: expected a number that divides the key heads of every layer" in said[1]
         )
