@@ -59,7 +59,7 @@ def complete(folder: Path, step: int, layout: CheckpointLayout) -> Checkpoint:
     written = sorted(file for file in partial.rglob("*") if file.is_file())
     files = {file.relative_to(partial).as_posix(): file.stat().st_size for file in written}
     write_json(partial / COMPLETE, {"step": step, "layout": asdict(layout), "files": files})
-    for entry in partial.rglob("*"):  # whatever the umask is: see check_trust
+    for entry in partial.rglob("*"):  # check_trust requires this, whatever the umask is
         entry.chmod(entry.stat().st_mode & ~OTHERS_WRITE)
     remove(path)
     rename_synced(partial, path)
@@ -90,7 +90,7 @@ def tidy(folder: Path, keep: int) -> list[Checkpoint]:
 def check_trust(checkpoint: Checkpoint) -> None:
     """Raise ``ConfigError`` unless this user owns all of ``checkpoint`` and nobody else can write to it.
 
-    DeepSpeed's files are pickles, so that whoever writes one decides what this process does when it loads it.
+    DeepSpeed's files are pickles: loading one runs the code of whoever wrote it.
     """
     for path in [checkpoint.path.parent, checkpoint.path, *checkpoint.path.rglob("*")]:
         status = path.lstat()

@@ -79,15 +79,14 @@ def read_config(folder: Path) -> Any:
 
 @contextmanager
 def _fields_that_fit(path: Path) -> Iterator[None]:
-    """Turn what transformers or torch raise for values that fit no draft into a ``CheckpointError``."""
+    """Turn the errors of transformers and torch about values that fit no draft into a ``CheckpointError``."""
     try:
         yield
     except (
         ArithmeticError, AttributeError, LookupError, RuntimeError, StrictDataclassError, TypeError, ValueError,
     ) as error:  # fmt: skip
-        raise CheckpointError(
-            f"{path}: expected fields that make a draft, got: {type(error).__name__}: {error}"
-        ) from error
+        got = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path}: expected fields that make a draft, got: {got}") from error
 
 
 def _anchor_first(path: Path, given: Fields, default: bool) -> bool:
@@ -134,7 +133,7 @@ def _check_block(path: Path, values: Fields) -> None:
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a draft folder, with native names. ``CheckpointError`` if its safetensors file is not readable."""
     path = folder / WEIGHTS
-    if not path.is_file():  # a pipe, for example, would be waited for
+    if not path.is_file():  # reading a pipe would wait for ever
         raise CheckpointError(f"{path}: expected a safetensors file, found none")
     try:
         tensors = load_file(path)
@@ -156,7 +155,7 @@ def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def _read(folder: Path) -> tuple[Model, dict[str, Tensor]]:
-    """The draft on the meta device, which allocates nothing, and the tensors of its file, not compared yet."""
+    """The draft on the meta device, which allocates nothing, and the tensors of its file, which are not checked yet."""
     config, tensors = read_config(folder), read_tensors(folder)
     layers = getattr(config, "num_target_layers", None)
     if layers is not None and max(config.target_layer_ids, default=-1) >= layers:

@@ -1,4 +1,4 @@
-"""The types and ranges of the fields that a draft's config.json may have, checked before anything is made of them."""
+"""The types and ranges of the fields of a draft's config.json, which are checked before the fields are used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data_specs.export import ZERO_HEAD
 
 MOST_LAYERS = 1000
 MOST = 2**24  # of every other size, so that no product of two sizes overflows
-Rule = tuple[str, Callable[[Any], bool]]  # what is expected, and whether a value is that
+Rule = tuple[str, Callable[[Any], bool]]  # what is expected, and whether a value fits
 
 
 class CheckpointError(UserError):
@@ -26,10 +26,10 @@ def field_error(path: Path, name: str, expected: object = None, got: object = No
 
 
 def check_fields(path: Path, given: Mapping[str, Any], section: str = "") -> None:
-    """Raise ``CheckpointError`` naming the first known field of ``given`` whose value has a wrong type or range.
+    """Raise ``CheckpointError`` with the first known field of ``given`` whose value has a wrong type or range.
 
-    ``path`` is that of config.json, and ``section`` names the object in it that holds ``given``, with a dot at its end.
-    A field without a value (null) passes: it counts as absent.
+    ``path`` is that of config.json. ``section`` is the name of the object in it that holds ``given``, with a final dot.
+    A field without a value (null) counts as absent.
     """
     for name, value in given.items():
         if value is not None and name in RULES:
@@ -55,12 +55,10 @@ def _is_number(value: object) -> bool:
 
 
 def _list_of(expected: str, fits: Callable[[Any], bool]) -> Rule:
-    return (
-        f"a list of {expected}",
-        lambda value: (
-            isinstance(value, list) and len(value) <= MOST_LAYERS and all(fits(item) for item in value)
-        ),
-    )
+    def is_list(value: object) -> bool:
+        return isinstance(value, list) and len(value) <= MOST_LAYERS and all(fits(item) for item in value)
+
+    return f"a list of {expected}", is_list
 
 
 def _is(kind: type) -> Callable[[Any], bool]:
@@ -70,41 +68,27 @@ def _is(kind: type) -> Callable[[Any], bool]:
 OBJECT, LISTED = ("an object", _is(dict)), ("proposal_methods",)
 KINDS: tuple[tuple[Rule, str], ...] = (
     (_whole(1, MOST_LAYERS), "num_hidden_layers num_target_layers"),
-    (
-        _whole(1),
+    (_whole(1),
         "hidden_size vocab_size intermediate_size head_dim global_head_dim num_attention_heads num_key_value_heads "
-        "num_global_key_value_heads draft_vocab_size block_size ttt_length target_hidden_size",
-    ),
-    (
-        _whole(0),
+        "num_global_key_value_heads draft_vocab_size block_size ttt_length target_hidden_size"),
+    (_whole(0),
         "markov_rank mask_token_id num_kv_shared_layers max_window_layers num_aux_hidden_states "
-        "hidden_size_per_layer_input speculative_tokens",
-    ),
+        "hidden_size_per_layer_input speculative_tokens"),
     (_whole(0, 2**53), "sliding_window max_position_embeddings original_max_position_embeddings"),
-    (
-        ("true or false", _is(bool)),
+    (("true or false", _is(bool)),
         "markov_learned_start enable_confidence_head confidence_head_with_markov sample_from_anchor mlp_bias "
         "dspark_bonus_anchor norm_before_residual attention_bias use_sliding_window sliding_window_non_causal "
-        f"attention_k_eq_v enable_moe_block use_double_wide_mlp tie_word_embeddings {ZERO_HEAD}",
-    ),
-    (
-        ("a text", _is(str)),
-        "model_type markov_head_type hidden_act hidden_activation speculators_model_type rope_type",
-    ),
-    (
-        ("a finite number", _is_number),
-        "rms_norm_eps final_logit_softcapping target_logit_scale rope_theta factor attention_dropout",
-    ),
-    (
-        _list_of("layers", _is_whole),
-        "target_layer_ids aux_hidden_state_layer_ids eagle_aux_hidden_state_layer_ids",
-    ),
+        f"attention_k_eq_v enable_moe_block use_double_wide_mlp tie_word_embeddings {ZERO_HEAD}"),
+    (("a text", _is(str)),
+        "model_type markov_head_type hidden_act hidden_activation speculators_model_type rope_type"),
+    (("a finite number", _is_number),
+        "rms_norm_eps final_logit_softcapping target_logit_scale rope_theta factor attention_dropout"),
+    (_list_of("layers", _is_whole),
+        "target_layer_ids aux_hidden_state_layer_ids eagle_aux_hidden_state_layer_ids"),
     (_list_of("texts", _is(str)), "architectures layer_types"),
     (_list_of("objects", _is(dict)), " ".join(LISTED)),
-    (
-        OBJECT,
+    (OBJECT,
         "dflash_config dspark_config eagle_config transformer_layer_config speculators_config rope_parameters "
-        "full_attention sliding_attention rope_scaling",
-    ),
-)
+        "full_attention sliding_attention rope_scaling"),
+)  # fmt: skip
 RULES = {name: rule for rule, names in KINDS for name in names.split()}
