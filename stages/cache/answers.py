@@ -200,14 +200,13 @@ def given_unit(
         advance(1, 0)
         if isinstance(given, Rejection):
             counts[f"rejected/{given.reason}"] += 1
-            continue
-        if not all(job.embeds([*turn.prompt_ids, *turn.answer_ids]) for turn in given):
+        elif not all(job.embeds([*turn.prompt_ids, *turn.answer_ids]) for turn in given):
             counts[f"rejected/{NO_EMBEDDING}"] += 1
-            continue
-        for turn in given:
-            rows.append(
+        else:
+            rows += [
                 _row(job, prompt, turn.turn, turn.prompt_ids, turn.answer_ids, "given", turn.messages)
-            )
+                for turn in given
+            ]
     return rows, counts
 
 
@@ -245,12 +244,10 @@ def _record_reply(
             _end(talk, Rejection("cut_in_reasoning"), counts)
         elif reply.message.get("tool_calls"):  # The next question needs the tool's result, which is missing.
             _end(talk, Rejection("tool_call_without_result"), counts)
-    counts["retokenized"] += reply.retokenized
-    counts["prompt_ids_differ_from_template"] += (
-        reply.prompt_ids != request.prompt_ids and not reply.retokenized
-    )
-    for name in [name for name, n in counts.items() if n == 0]:
-        del counts[name]
+    if reply.retokenized:
+        counts["retokenized"] += 1
+    elif reply.prompt_ids != request.prompt_ids:
+        counts["prompt_ids_differ_from_template"] += 1
 
 
 def _row(
@@ -262,21 +259,12 @@ def _row(
     reason: str,
     said: list[Message],
 ) -> AnswerRow:
-    text, tools = (json.dumps(value, ensure_ascii=False) for value in (said, prompt.tools))
+    text, thinking = json.dumps(said, ensure_ascii=False), job.config.target.thinking
+    tools = json.dumps(prompt.tools, ensure_ascii=False) if prompt.tools else None
     sampling = json.dumps(sampling_of(job), sort_keys=True)
-    thinking = job.config.target.thinking
+    key, split, category = prompt.key, prompt.split, prompt.category
     return AnswerRow(
-        prompt.key,
-        prompt.split,
-        prompt.category,
-        turn,
-        prompt_ids,
-        answer_ids,
-        reason,
-        text,
-        thinking,
-        sampling,
-        tools if prompt.tools else None,
+        key, split, category, turn, prompt_ids, answer_ids, reason, text, thinking, sampling, tools
     )
 
 

@@ -1,6 +1,6 @@
-"""Answers -> target cache: the frozen target's tapped layers and final states on every answered prompt.
+"""Makes the target cache: the frozen target's tapped layers and final states for every answered prompt.
 
-The plan is pure: it depends on the answers and the config only, never on ranks, batches or what is there.
+The plan depends only on the answers and the config, never on ranks, batches or existing segments.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data_specs.answers import read_answers
 from data_specs.manifest import fingerprint
@@ -42,23 +43,18 @@ from stages.cache.plan import (
     print_plan,
 )
 
-STORED = (
-    "max_length",
-    "segment_tokens",
-    "chunk_tokens",
-    "shard_tokens",
-    "codec",
-    "logits",
-)  # decide what is stored
-LOGIT_ROWS = 512  # tokens whose [V] logits exist at a time
+# The settings of capture that decide what is stored.
+STORED = ("max_length", "segment_tokens", "chunk_tokens", "shard_tokens", "codec", "logits")
+LOGIT_ROWS = 512  # the logits [V] of so many tokens are in memory at a time
 
 
 def run_capture(config: Config, store: Store, answers: Artifact) -> Artifact | None:
-    """Make (or find, or go on making) the target cache of ``answers``; with ``plan`` print what it would be.
+    """Make, resume or reuse the target cache of ``answers``; with ``plan`` only print what it would contain.
 
-    With ``target.tensor_parallel`` groups of ranks work as one process each; a process alone leaves it to vLLM, where
-    that is the engine. Raises ``ConfigError`` where config and answers contradict, ``ManifestError`` naming a damaged
-    file of the answers, ``CacheError`` naming a sample that cannot be cached or a cache that does not fit the disk.
+    With ``target.tensor_parallel`` each group of ranks works as one process, but if a single process uses vLLM, vLLM
+    splits the target itself. Raises ``ConfigError`` if config and answers contradict each other, ``ManifestError``
+    naming a damaged file of the answers, and ``CacheError`` naming a sample that cannot be cached or a cache that does
+    not fit the disk.
     """
     alone = ranks.world_size() == 1 and config.capture.source == "vllm"
     if config.target.tensor_parallel == 1 or config.plan or alone:
@@ -102,7 +98,7 @@ def _run(config: Config, store: Store, answers: Artifact, group: TargetGroup | N
 
 
 class StateSource(Protocol):
-    """What computes states: the target in this process, or an engine."""
+    """Computes states: the target in this process, or an engine."""
 
     def states(self, batches: Sequence[Sequence[PlannedSample]]) -> Iterator[list[States]]:
         """States of every sample of each batch: hidden [S, m*H], last_hidden [S, H]."""
@@ -120,30 +116,27 @@ class InProcess:
         self.target, self.logits = target, target.logits
 
     def states(self, batches: Sequence[Sequence[PlannedSample]]) -> Iterator[list[States]]:
-        """See ``Source``; ``CacheError`` naming the first sample of a batch whose states have another length."""
+        """See ``StateSource``; ``CacheError`` names the first sample of a batch whose states have a wrong length."""
         for batch in batches:
-            ids = torch.nn.utils.rnn.pad_sequence(
-                [planned.input_ids for planned in batch], batch_first=True
-            )  # [B, S]
-            # Padded on the right under causal attention: no token sees the padding, so no mask is needed, and the
-            # kernels without a mask are the fast ones.
+            # [B, S], padded on the right: under causal attention no token sees the padding, so we need no mask, and the
+            # kernels without a mask are faster.
+            ids = pad_sequence([planned.input_ids for planned in batch], batch_first=True)
             states = self.target.run(ids)
             if states.last_hidden.shape[:2] != ids.shape or states.hidden.shape[:2] != ids.shape:
                 got = tuple(states.last_hidden.shape[:2])
                 raise CacheError(
                     f"sample {batch[0].key}: expected states of {tuple(ids.shape)} tokens, got {got}"
                 )
-            ends = [len(planned.input_ids) for planned in batch]
             yield [
-                States(states.hidden[row, :end], states.last_hidden[row, :end])
-                for row, end in enumerate(ends)
+                States(hidden[: len(planned.input_ids)], last[: len(planned.input_ids)])
+                for planned, hidden, last in zip(batch, states.hidden, states.last_hidden, strict=True)
             ]
 
 
 def capture(
     source: StateSource, samples: Sequence[PlannedSample], spec: CacheSpec, batch_tokens: int
 ) -> Iterator[tuple[int, Sample]]:
-    """(index, sample) of all ``samples``, batch by batch, shortest first; all states are finite."""
+    """Yield (index, sample) of all ``samples`` in batches, shortest first; ``CacheError`` if a state is not finite."""
     batches = plan_batches([len(sample.input_ids) for sample in samples], batch_tokens)
     found = source.states([[samples[i] for i in batch] for batch in batches])
     for batch, states in zip(batches, found, strict=True):
@@ -159,13 +152,13 @@ def _already(found: Artifact) -> Artifact:
 
 
 def _settings(config: Config, spec: CacheSpec, folder: Path, streams: int) -> dict[str, Any]:
-    """Everything that decides what is stored: with the parents, the cache's fingerprint (pitfall 13)."""
+    """Everything that decides what is stored; with the parents it makes the cache's fingerprint (pitfall 13)."""
     stored = {name: getattr(config.capture, name) for name in STORED}
     if spec.logits == "topk":
         stored["top_k"] = spec.top_k
-    if config.capture.source != "hf":  # other kernels, other roundings
+    if config.capture.source != "hf":  # another engine's kernels round differently
         stored["engine"] = config.capture.source
-    merged = {"streams": f"mean of {streams}"} if streams > 1 else {}  # what a slot of such a target is
+    merged = {"streams": f"mean of {streams}"} if streams > 1 else {}  # such a target's slot is a mean
     return {
         "target": {
             "name": config.target.name,
@@ -188,7 +181,7 @@ def _settings(config: Config, spec: CacheSpec, folder: Path, streams: int) -> di
 
 
 def _told(settings: dict[str, Any], folder: Path, template: dict[str, Any]) -> dict[str, Any]:
-    """``settings`` with what identity and parents know in the fingerprint: template, and commit of the Hub."""
+    """``settings`` plus the chat template and the Hub's commit, which the fingerprint covers by other parts."""
     commit = location.snapshot_commit(folder)
     more = template if commit is None else template | {"commit": commit}
     return settings | {"target": settings["target"] | more}
@@ -197,7 +190,7 @@ def _told(settings: dict[str, Any], folder: Path, template: dict[str, Any]) -> d
 def _capture_all(
     config: Config, work: Work, plan: CapturePlan, spec: CacheSpec, group: TargetGroup | None
 ) -> None:
-    """Capture the segments that nobody has committed, shared with the other processes (groups of them)."""
+    """Capture the missing segments, sharing them with the other processes or groups of processes."""
     numbers = {segment_name(number): number for number in range(len(plan.segments))}
     share = WorkShare(work.path, list(numbers), lambda unit: segment_is_done(work.path, numbers[unit]))
     tokens = {unit: plan.tokens(number) for unit, number in numbers.items()}
@@ -205,8 +198,8 @@ def _capture_all(
     if not left:
         return
     if len(left) < len(numbers):
-        there = len(numbers) - len(left)
-        _say(f"target cache: {there} of {len(numbers)} segments are there; going on with the rest")
+        done = len(numbers) - len(left)
+        _say(f"target cache: {done} of {len(numbers)} segments exist; capturing the others")
     _check_room(spec, [tokens[unit] for unit in left], work.path)
     total = sum(tokens[unit] for unit in left)
     with (
@@ -214,13 +207,12 @@ def _capture_all(
         progress("capturing states (tokens)", total, enabled=ranks.is_main()) as bar,
     ):
         for unit in share:
-            bar.advance(
-                total - sum(tokens[other] for other in share.remaining) - bar.done
-            )  # what others have done
+            others = total - sum(tokens[other] for other in share.remaining) - bar.done
+            bar.advance(others)  # other processes have captured these tokens
             planned = [plan.samples[i] for i in plan.segments[numbers[unit]]]
             samples = _in_order(capture(source, planned, spec, config.capture.batch_tokens), bar.advance)
             if not share.is_lost:
-                # One that is there but not whole would stay in the way of the new one.
+                # A damaged segment would block the new one.
                 drop_damaged(work.path, [numbers[unit]])
                 write_segment(work.path, numbers[unit], samples, spec)
 
@@ -239,13 +231,13 @@ def _source(
         return
     target = Target.load(config.target, spec.taps, group)
     target.check_head()
-    if group is None:  # each rank of a group holds a part of the tensors
+    if group is None:  # a rank of a group holds only a part of each tensor
         check_same(target, load_tensors(config.target))
     yield InProcess(target)
 
 
 def _engine(config: Config) -> dict[str, str]:
-    """What the counts record of an engine other than this process; refuses one that is not there."""
+    """The engine's version for the counts, empty for this process; ``ConfigError`` if vLLM is missing."""
     if config.capture.source == "hf":
         return {}
     from stages.cache.vllm_process import vllm_version
@@ -254,7 +246,7 @@ def _engine(config: Config) -> dict[str, str]:
 
 
 def _in_order(captured: Iterable[tuple[int, Sample]], advance: Callable[[int], None]) -> list[Sample]:
-    """The samples by their numbers; they are captured in batches by length."""
+    """Sort the captured samples by their numbers, because batches capture them by length."""
     samples = {}
     for number, sample in captured:
         samples[number] = sample
@@ -263,7 +255,7 @@ def _in_order(captured: Iterable[tuple[int, Sample]], advance: Callable[[int], N
 
 
 def _sample(source: StateSource, planned: PlannedSample, states: States, spec: CacheSpec) -> Sample:
-    """The states of one sample, on the CPU, in memory of their own."""
+    """One sample with its own copy of the states on the CPU."""
     return Sample(
         input_ids=planned.input_ids,
         loss_mask=planned.loss_mask,
@@ -280,7 +272,7 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 def _logits(source: StateSource, last_hidden: Tensor, spec: CacheSpec) -> Logits:
-    """Logits of final states [S, H], a few rows at a time: the K largest and the log-sum-exp, or all."""
+    """Logits of final states [S, H], computed in parts: all, or the K largest and the log-sum-exp."""
     values, ids, sums = [], [], []
     for rows in last_hidden.split(LOGIT_ROWS):
         logits = source.logits(rows)  # [rows, V]
@@ -295,22 +287,24 @@ def _logits(source: StateSource, last_hidden: Tensor, spec: CacheSpec) -> Logits
 
 
 def _check_room(spec: CacheSpec, tokens: Sequence[int], folder: Path) -> None:
-    """Refuse a cache that does not fit the free disk, before anything is computed."""
+    """Raise ``CacheError`` if the cache does not fit the free disk, before anything is computed."""
     needed, free = sum(segment_bytes(spec, count) for count in tokens), free_bytes(folder)
     if needed > free:
         raise CacheError(
-            f"{folder}: the cache needs {size(needed)} ({needed} bytes), free are {size(free)} ({free})"
+            f"{folder}: the cache needs {size(needed)} ({needed} bytes), but only {size(free)} ({free}) are free"
         )
 
 
 def _finish(work: Work, plan: CapturePlan, spec: CacheSpec, engine: dict[str, str]) -> dict[str, Any]:
-    """Hash all segments once more against their records, write the index, and return the counts.
+    """Check the hashes of all segments again, write the index, and return the counts.
 
-    Raises ``CacheError`` (and removes the segment, so that the next run makes it anew) when one is damaged.
+    Raises ``CacheError`` if a segment is damaged, after removing it so that the next run captures it again.
     """
     errors = drop_damaged(work.path, range(len(plan.segments)))
     if errors:
-        raise CacheError(f"{'; '.join(errors)}; removed: run the same command again")
+        raise CacheError(
+            f"{'; '.join(errors)}; the damaged segments were removed: run the same command again"
+        )
     extra = {"truncated": plan.truncated, "left_out": plan.left_out, **engine}
     sealed = {name: getattr(work, name) for name in SEALED if name != "counts"}
     return write_index(work.path, spec, len(plan.segments), sealed | {"counts": extra})
@@ -322,8 +316,6 @@ def _say(text: str) -> None:
 
 
 def _summary(counts: Mapping[str, Any]) -> str:
-    text = (
-        f"{counts['samples']} samples, {counts['tokens']} tokens, {counts['supervised']} of them supervised"
-    )
+    text = f"{counts['samples']} samples, {counts['tokens']} tokens ({counts['supervised']} supervised)"
     left_out = ", ".join(f"{number} {reason}" for reason, number in counts["left_out"].items()) or "none"
     return f"{text}, {size(counts['bytes'])}; truncated {counts['truncated']}; left out: {left_out}"
