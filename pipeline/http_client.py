@@ -22,7 +22,10 @@ RETRIED = {408, 429}  # and 5xx: another attempt may succeed
 TOO_MANY = 429
 LONGEST_PAUSE = 60.0  # seconds
 LONGEST_BODY = 64 * 2**20  # bytes; a million tokens with their ids take a tenth of it
-SHOWN = 500  # characters of a server's message in an error
+SHOWN = 4000  # characters of a server's message that an error carries until the key is cut out of it
+TOLD = (
+    600  # characters of it that are printed; a key of which they would show the beginning is whole in SHOWN
+)
 
 
 class ServerError(UserError):
@@ -115,7 +118,8 @@ class Caller:
 
     def clean(self, text: str) -> str:
         """``text`` without the key, which a server may quote in any encoding, and without secrets in URLs."""
-        return hidden(pattern(self.key).sub(HIDDEN, text) if self.key else text)
+        text = hidden(pattern(self.key).sub(HIDDEN, text) if self.key else text)
+        return text if len(text) <= TOLD else f"{text[:TOLD]}..."
 
 
 def check_url(url: str, name: str, remedy: str) -> None:

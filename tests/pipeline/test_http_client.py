@@ -76,3 +76,11 @@ def test_a_key_that_a_server_echoes_is_cut_out(monkeypatch):
     caller = Caller(AskingConfig(api_key_env="KEY_OF_TEST"), "client")
     text = "bad keys sk/1+2, sk%2F1%2B2, sk%2f1%2b2 at http://u:p@h"
     assert caller.clean(text) == "bad keys ***, ***, *** at http://***@h"
+
+
+def test_a_key_is_cut_out_before_a_long_message_is_shortened(monkeypatch):
+    monkeypatch.setenv("KEY_OF_TEST", "secret-" * 8)
+    caller = Caller(AskingConfig(api_key_env="KEY_OF_TEST"), "client")
+    for place in range(540, 610, 7):
+        said = caller.clean("x" * place + "secret-" * 8 + "y" * 900)
+        assert "secret" not in said and len(said) <= 610
