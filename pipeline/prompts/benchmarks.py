@@ -1,4 +1,4 @@
-"""Benchmarks by data_specs/benchmarks/*.yaml: rows of the Hub or of a local file, worded into user turns."""
+"""Reads the benchmarks of data_specs/benchmarks/*.yaml: turns rows of the Hub or of a local file into user turns."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from pipeline.prompts.rows import (
 from pipeline.prompts.sources import Row, dataset_errors, load_rows
 
 FOLDER = Path(data_specs.__file__).parent / "benchmarks"
-READY = ("turns", "messages")  # fields of a row that is worded already
+READY = ("turns", "messages")  # fields of a row that needs no wording
 
 
 @dataclass(frozen=True)
 class Wording:
-    """How a row becomes user turns: templates, or a field that holds the list of turns.
+    """How a row becomes user turns: by templates, or from a field that holds the list of turns.
 
-    ``when`` names a field: only rows in which that field is not empty have this wording.
+    If ``when`` names a field, this wording is only for rows in which that field is not empty.
     """
 
     turns: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Wording:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a source that the stable hash puts into ``split`` (pipeline.prompts.rows.split_of)."""
+    """The part of a source that the stable hash puts into ``split`` (see pipeline.prompts.rows.split_of)."""
 
     split: Annotated[str, one_of("train", "heldout", "benchmark")]
     heldout: rules.Share
@@ -60,20 +60,21 @@ class Benchmark:
     subset: str | None = None
     split: str = "train"
     revision: str | None = None
-    # JSONL files of the Hub repository, for a repository that the datasets library cannot load by its name
+    # JSONL files of the Hub repository, if the datasets library cannot load the repository by its name
     files: list[str] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)  # fields of a row that the wording uses
-    wording: list[Wording] = field(default_factory=list)  # the first that fits is used; none: rows hold turns
-    where: dict[str, str] = field(default_factory=dict)  # only rows with these values
+    # The first wording that fits a row is used. Without any, the rows hold turns.
+    wording: list[Wording] = field(default_factory=list)
+    where: dict[str, str] = field(default_factory=dict)  # only rows with these values are used
     share: Share | None = None
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a benchmark: system and user messages; each user message is answered in turn, with ``tools``."""
+    """One prompt of a benchmark. The target answers its user messages one after the other, with ``tools``."""
 
     benchmark: str
-    index: int  # in the benchmark, after selection
+    index: int  # its place among the selected prompts of the benchmark
     key: str
     messages: list[Message]
     tools: list[Tool] = field(default_factory=list)
@@ -83,7 +84,7 @@ Made = TypeVar("Made", Wording, Share, Benchmark)
 
 
 def load_benchmark(name: str, folder: Path = FOLDER) -> Benchmark:
-    """Read and check ``<name>.yaml``. Raises ``ConfigError`` that names the key, or lists the known benchmarks."""
+    """Read and check ``<name>.yaml``. Raises ``ConfigError`` that names a bad key, or lists the known benchmarks."""
     path = folder / f"{name}.yaml"
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
@@ -99,10 +100,10 @@ def load_benchmark(name: str, folder: Path = FOLDER) -> Benchmark:
 def load_prompts(
     benchmark: Benchmark, file: str | None = None, limit: int | None = None, folder: Path = FOLDER
 ) -> list[Prompt]:
-    """The prompts of ``benchmark``, or of the local ``file`` instead of its Hub id; at most ``limit``.
+    """At most ``limit`` prompts of ``benchmark``, read from the local ``file``, if given, instead of the Hub.
 
-    A limit keeps the prompts with the smallest keys. Keys are hashes: this choice is as good as a random one, it is the
-    same on every machine, and a larger limit only adds prompts. Raises ``ConfigError`` when no prompt is left.
+    A limit keeps the prompts with the smallest keys. Keys are hashes, so this choice is as good as a random one, is the
+    same on every machine, and a larger limit only adds prompts. Raises ``ConfigError`` if no prompt is left.
     """
     rows = [_asked(benchmark, row, where) for where, row in _rows(benchmark, file, folder)]
     keyed = [(prompt_key(*said), said) for said in rows]
@@ -119,19 +120,19 @@ def load_prompts(
 def chosen(
     name: str, keyed: Sequence[tuple[str, tuple[list[Message], list[Tool]]]], limit: int | None
 ) -> list[Prompt]:
-    """At most ``limit`` of ``keyed``, (key, (messages, tools)), as prompts of benchmark ``name``, in their order."""
+    """At most ``limit`` of the pairs ``keyed``, (key, (messages, tools)), as prompts of benchmark ``name`` in order."""
     if limit is not None:
         smallest = sorted(range(len(keyed)), key=lambda i: (keyed[i][0], i))[:limit]
         keyed = [keyed[i] for i in sorted(smallest)]
     return [Prompt(name, i, key, *said) for i, (key, said) in enumerate(keyed)]
 
 
-def _rows(benchmark: Benchmark, file: str | None, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(its place for error messages, row) of every row that has the values of ``benchmark.where``."""
+def _rows(benchmark: Benchmark, file: str | None, folder: Path) -> Iterator[tuple[str, Row]]:
+    """(place to name in errors, row) for each row that has the values of ``benchmark.where``."""
     source = file or benchmark.path
     for number, row in enumerate(_read(benchmark, file, folder)):
         if isinstance(row, Rejection):
-            raise ConfigError(f"benchmark {benchmark.name}: {source}, row {number}: cannot be used: {row}")
+            raise ConfigError(f"benchmark {benchmark.name}: {source}, row {number}: not usable: {row}")
         if file is not None or all(row.get(key) == value for key, value in benchmark.where.items()):
             yield f"{source}, row {number}", row
 
@@ -146,40 +147,36 @@ def _read(benchmark: Benchmark, file: str | None, folder: Path) -> Iterable[Row 
         return load_rows(SourceConfig(path=str(local)))
     if benchmark.files:
         return _hub_files(benchmark)
-    return load_rows(
-        SourceConfig(
-            benchmark.path, subset=benchmark.subset, split=benchmark.split, revision=benchmark.revision
-        )
-    )
+    return load_rows(SourceConfig(benchmark.path, benchmark.subset, benchmark.split, benchmark.revision))
 
 
-def _hub_files(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
-    """Rows of named JSONL files of a Hub repository (only the columns that the wording uses)."""
+def _hub_files(benchmark: Benchmark) -> Iterable[Row]:
+    """Rows of the benchmark's JSONL files on the Hub, with only the columns that the wording uses."""
     import datasets
 
     base = f"hf://datasets/{benchmark.path}@{benchmark.revision or 'main'}"
     files = [f"{base}/{name}" for name in benchmark.files]
     with dataset_errors(f"benchmark {benchmark.name}: {base}"):
         dataset = datasets.load_dataset("json", data_files=files, split="train")
-        rows: Iterable[dict[str, Any]] = dataset.select_columns(benchmark.fields)
+        rows: Iterable[Row] = dataset.select_columns(benchmark.fields)
     return rows
 
 
-def _asked(benchmark: Benchmark, row: dict[str, Any], where: str) -> tuple[list[Message], list[Tool]]:
-    """The system and user messages of one row, and its tools. Its answers are left out: the target gives its own.
+def _asked(benchmark: Benchmark, row: Row, where: str) -> tuple[list[Message], list[Tool]]:
+    """The system and user messages of one row, and its tools, without answers, because the target gives its own.
 
-    Raises ``ConfigError`` naming the row, and why it cannot be used.
+    Raises ``ConfigError`` that names the row and says why it cannot be used.
     """
     worded = _worded(benchmark, row, where)
     messages, tools = messages_of(worded), tools_of(worded)
     if isinstance(messages, Rejection) or isinstance(tools, Rejection):
         why = messages if isinstance(messages, Rejection) else tools
-        raise ConfigError(f"benchmark {benchmark.name}: {where}: cannot be used: {why}")
+        raise ConfigError(f"benchmark {benchmark.name}: {where}: not usable: {why}")
     return asked(messages), tools
 
 
-def _worded(benchmark: Benchmark, row: dict[str, Any], where: str) -> dict[str, Any]:
-    """The row's ``turns`` or ``messages`` unchanged; else turns worded from its fields; else what training reads."""
+def _worded(benchmark: Benchmark, row: Row, where: str) -> Row:
+    """The row's ``turns`` or ``messages`` unchanged, or turns worded from its fields, or a row that training reads."""
     if any(row.get(name) is not None for name in READY):
         return {name: row[name] for name in (*READY, "system", "tools") if row.get(name) is not None}
     if benchmark.wording and all(name in row for name in benchmark.fields):
@@ -192,7 +189,7 @@ def _worded(benchmark: Benchmark, row: dict[str, Any], where: str) -> dict[str, 
     raise ConfigError(f"benchmark {benchmark.name}: {where}: expected {expected}, got {sorted(row)}")
 
 
-def _turns(wording: Wording, row: dict[str, Any]) -> list[str]:
+def _turns(wording: Wording, row: Row) -> list[str]:
     if wording.turns_field is None:
         return [template.format_map(row) for template in wording.turns]
     turns = row[wording.turns_field]
@@ -213,7 +210,7 @@ def _made(kind: type[Made], values: Any, path: Path, prefix: str) -> Made:
 
 
 def _check(benchmark: Benchmark, path: Path) -> None:
-    """Check that the wording uses exactly the fields that are named, and that every row has a wording."""
+    """Check that the wording uses exactly the fields in ``fields``, and that every row has a wording."""
     used: set[str] = set()
     for wording in benchmark.wording:
         if bool(wording.turns) == bool(wording.turns_field):

@@ -1,7 +1,7 @@
-"""Messages -> the ids of a prompt and the ids that are supervised, the same in answers, training and evaluation.
+"""Turns messages into the ids of a prompt and the supervised ids after it, in the same way for every stage.
 
-Supervised is what the target would generate after the prompt that a server gives it, up to and with its end of turn,
-and nothing else. No text is searched for role markers: an answer is what follows a rendered prompt, so a user may write
+The supervised ids are exactly what the target would generate after the prompt that a server gives it, including its end
+of turn. No text is searched for role markers: an answer is what follows a rendered prompt, so a user may write
 ``<|im_start|>assistant`` without any effect. Ids that an engine returned are never decoded and encoded again.
 """
 
@@ -17,67 +17,56 @@ from pipeline.prompts.replies import MARKS, opens, split_reasoning
 from pipeline.prompts.rows import Message, Rejection, Tool
 from pipeline.prompts.template import PROBE, TemplateRefusal, control_tokens, end_of_turn, render
 
-# Marks around reasoning that is empty: templates put them before an answer without reasoning.
+# Marks around empty reasoning, which templates put before an answer without reasoning.
 EMPTY = {marks: re.compile(rf"\s*{re.escape(marks[0])}\s*{re.escape(marks[1])}\s*") for marks in MARKS}
 
 
 @dataclass(frozen=True)
 class GivenRow:
-    """One assistant turn of the data: ids before it (generation prompt included), its own ids, its number."""
+    """One assistant turn of the data."""
 
-    turn: int
-    prompt_ids: list[int]
+    turn: int  # its number, from 0
+    prompt_ids: list[int]  # the ids before the answer, with the generation prompt
     answer_ids: list[int]
-    messages: list[Message]  # up to and with the assistant's
+    messages: list[Message]  # the conversation, ending with the assistant's message
 
 
 def render_prompt(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    thinking: bool | None,
-    tools: Sequence[Tool] = (),
+    tokenizer: Any, messages: Sequence[Message], thinking: bool | None, tools: Sequence[Tool] = ()
 ) -> list[int]:
-    """Ids of ``messages`` followed by the generation prompt, by the tokenizer's chat template.
+    """The ids of ``messages`` and the generation prompt after them, by the tokenizer's chat template.
 
-    ``thinking`` goes to the template's switch for it; None leaves its default. Raises ``TemplateRefusal``.
+    ``thinking`` sets the template's switch; None leaves the template's default. Raises ``TemplateRefusal``.
     """
     return _encode(tokenizer, render(tokenizer, messages, thinking, True, tools))
 
 
 def given_rows(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    thinking: bool | None,
-    tools: Sequence[Tool] = (),
+    tokenizer: Any, messages: Sequence[Message], thinking: bool | None, tools: Sequence[Tool] = ()
 ) -> list[GivenRow] | Rejection:
-    """One row an assistant turn, each with the history as the template renders it at that turn.
+    """One row for each assistant turn, with the history as the template renders it at that turn.
 
-    Templates strip old reasoning, so the text of turn n is no prefix of turn n+1's (pitfall 6); rows of their own need
-    none.
+    Templates strip old reasoning, so the text of turn n need not be a prefix of the text of turn n+1 (pitfall 6).
+    Therefore every turn has a row of its own.
     """
     rows: list[GivenRow] = []
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        ids = given_answer(tokenizer, messages[: number + 1], thinking, tools)
+    for end in (number + 1 for number, message in enumerate(messages) if message["role"] == "assistant"):
+        ids = given_answer(tokenizer, messages[:end], thinking, tools)
         if isinstance(ids, Rejection):
             return ids
-        rows.append(GivenRow(len(rows), *ids, list(messages[: number + 1])))
+        rows.append(GivenRow(len(rows), *ids, list(messages[:end])))
     return rows or Rejection("no_answer")
 
 
 def given_answer(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    thinking: bool | None,
-    tools: Sequence[Tool] = (),
+    tokenizer: Any, messages: Sequence[Message], thinking: bool | None, tools: Sequence[Tool] = ()
 ) -> tuple[list[int], list[int]] | Rejection:
-    """Prompt ids and answer ids of ``messages``, whose last one is the assistant's answer in text form.
+    """The prompt ids and answer ids of ``messages``, the last of which is the assistant's answer in text form.
 
-    The answer ends with the end of turn that the target generates, and at the first one that it contains; the separator
-    after it is dropped (pitfall 2). Empty reasoning that the template puts before an answer belongs to the prompt.
-    Rejected: messages that the template refuses, an answer or reasoning that it does not show (pitfall 5), and
-    reasoning where thinking is off (pitfall 4).
+    The answer stops at the first end of turn in it, and always ends with one. The separator after it is dropped
+    (pitfall 2). Empty reasoning that the template puts before an answer belongs to the prompt. Messages are rejected if
+    the template refuses them or does not show an answer or its reasoning (pitfall 5), and if there is reasoning
+    although thinking is off (pitfall 4).
     """
     answer = messages[-1]
     has_reasoning = "reasoning_content" in answer or "reasoning_content" in split_reasoning(answer["content"])
@@ -87,9 +76,8 @@ def given_answer(
         prompt = render(tokenizer, messages[:-1], thinking, True, tools)
         before = render(tokenizer, messages[:-1], thinking, False, tools)
         whole = render(tokenizer, messages, thinking, False, tools)
-        probe = render(
-            tokenizer, [*messages[:-1], {"role": "assistant", "content": PROBE}], thinking, False, tools
-        )
+        probed = [*messages[:-1], {"role": "assistant", "content": PROBE}]
+        probe = render(tokenizer, probed, thinking, False, tools)
     except TemplateRefusal as error:
         return Rejection(error.reason)
     if prompt == before and (header := probe[len(before) : probe.find(PROBE)]).strip():
@@ -104,17 +92,16 @@ def given_answer(
 
 
 def _reasoning(answer: Message) -> str:
-    """The reasoning of an answer, wherever the data have it; empty where there is none."""
-    return str(
-        answer.get("reasoning_content") or split_reasoning(answer["content"]).get("reasoning_content", "")
-    )
+    """The reasoning of an answer, from its own field or from the text; empty if there is none."""
+    own = answer.get("reasoning_content")
+    return str(own or split_reasoning(answer["content"]).get("reasoning_content", ""))
 
 
 def _parted(prompt: str, whole: str, probe: str, reasoning: str) -> tuple[str, str] | None:
-    """``prompt`` and the text that the target would generate after it; None where the template's texts do not agree.
+    """``prompt`` and the text that the target would generate after it, or None if the template's texts do not agree.
 
-    The generation prompt and a rendered answer may differ in how they deal with reasoning: the one opens it (R1) or
-    closes it at once (Gemma 4 without thinking), the other leaves it out.
+    The generation prompt may open reasoning (R1) or close it at once (Gemma 4 without thinking), while a rendered
+    answer leaves it out.
     """
     shared = len(commonprefix([prompt, probe]))
     opening, text = prompt[shared:], whole[shared:]
@@ -125,7 +112,9 @@ def _parted(prompt: str, whole: str, probe: str, reasoning: str) -> tuple[str, s
     text = whole[len(prompt) :] if whole.startswith(prompt) else text
     if reasoning:
         return prompt, text
-    lead = commonprefix([text, probe[len(whole) - len(text) :]])  # what stands before every answer
+    lead = commonprefix(
+        [text, probe[len(whole) - len(text) :]]
+    )  # what the template writes before every answer
     for marks, empty in EMPTY.items():
         start = marks[0] if opens(prompt) == marks else ""
         if (match := empty.match(start + lead) or empty.match(start + text)) is not None:
@@ -135,9 +124,11 @@ def _parted(prompt: str, whole: str, probe: str, reasoning: str) -> tuple[str, s
 
 
 def _after_opening(prompt: str, opening: str, text: str, reasoning: str) -> tuple[str, str] | None:
-    """The generation prompt ends with an ``opening`` that rendered answers lack."""
+    """``_parted`` for a generation prompt that ends with an ``opening`` that rendered answers lack."""
     if closed := next((marks for marks, empty in EMPTY.items() if empty.fullmatch(opening)), None):
-        again = rf"\A\s*{re.escape(closed[0])}\s*{re.escape(closed[1])}"  # GLM writes it before every answer
+        again = (
+            rf"\A\s*{re.escape(closed[0])}\s*{re.escape(closed[1])}"  # GLM writes this before every answer
+        )
         return None if reasoning else (prompt, re.sub(again, "", text))
     if (marks := opens(opening)) is None:
         return None
@@ -146,19 +137,19 @@ def _after_opening(prompt: str, opening: str, text: str, reasoning: str) -> tupl
 
 
 def _missing(answer: Message, shown: str) -> str | None:
-    """The reason for a rejection when ``shown``, the template's rendering, lacks a part of ``answer``."""
+    """The reason for a rejection if ``shown``, which the template rendered, lacks a part of ``answer``."""
     content = split_reasoning(answer["content"])["content"].strip()
     for part, reason in ((_reasoning(answer).strip(), "reasoning"), (content, "answer")):
         if part not in shown:
             return f"{reason}_not_rendered"
-        shown = shown.replace(part, "", 1)  # it may name the tools
+        shown = shown.replace(part, "", 1)  # this part may name the tools
     if not all(call["function"]["name"] in shown for call in answer.get("tool_calls", ())):
         return "tool_call_not_rendered"
     return None
 
 
 def _ended(tokenizer: Any, text: str, tail: str) -> str:
-    """``text`` with the end of its turn, without the separator; ``tail`` is what the template writes after answers."""
+    """``text`` with its end of turn, but without the separator. ``tail`` is what the template writes after answers."""
     if tail and text.endswith(tail):
         text = text.removesuffix(tail) + tail.rstrip()
     elif tail.strip():
@@ -169,10 +160,10 @@ def _ended(tokenizer: Any, text: str, tail: str) -> str:
 
 
 def _split(tokenizer: Any, prompt: str, text: str, tail: str) -> tuple[list[int], list[int]]:
-    """Ids of ``prompt`` and of ``text`` after it, up to the first end of turn; ``tail`` as in ``_ended``.
+    """The ids of ``prompt``, and of ``text`` after it up to the first end of turn. ``tail`` is as in ``_ended``.
 
-    Where a token would span the boundary, the text is encoded by itself: a target that is fed the prompt's ids starts a
-    new token there.
+    If a token would span the boundary, the text is encoded by itself, because a target that is given the prompt's ids
+    starts a new token there.
     """
     prompt_ids, ids = _encode(tokenizer, prompt), _encode(tokenizer, prompt + text)
     aligned = ids[: len(prompt_ids)] == prompt_ids
@@ -184,6 +175,6 @@ def _split(tokenizer: Any, prompt: str, text: str, tail: str) -> tuple[list[int]
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    """Ids of rendered text (the template has written the special tokens already)."""
+    """The ids of rendered text, in which the template has already written the special tokens."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

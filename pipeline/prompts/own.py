@@ -1,6 +1,6 @@
-"""One's own prompts as benchmarks: files named by ``evaluate.files``, and what ``data.benchmark`` holds back (``own``).
+"""The user's own prompts as benchmarks: files in ``evaluate.files``, and prompts that ``data.benchmark`` holds back.
 
-They are read as stage cache reads training data: every kind of file and every schema, rejections counted.
+They are read as stage cache reads training data: every kind of file and every schema, with rejections counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.ranks import is_main
 
 @dataclass(frozen=True)
 class OwnPrompts:
-    """A benchmark of the prompts that ``data`` has in ``split``; ``key`` is the key of the config that asks for it."""
+    """A benchmark of the prompts of ``data`` in ``split``. Errors name ``key``, the config key that asks for it."""
 
     name: str
     key: str
@@ -30,7 +30,7 @@ class OwnPrompts:
 
     @property
     def contents(self) -> Any:
-        """All that decides which prompts there are: shares and files' checksums. Raises as ``load`` does."""
+        """Everything that decides which prompts there are. Raises ``ConfigError`` for a source that cannot be read."""
         try:
             return [self.name, self.split, self.data.max_prompts, contents(self.data)]
         except RowsError as error:
@@ -38,7 +38,7 @@ class OwnPrompts:
 
 
 def benchmarks_of(config: Config) -> list[Benchmark | OwnPrompts]:
-    """The benchmarks that ``config.evaluate`` asks for; raises ``ConfigError`` where ``own`` has no prompts."""
+    """The benchmarks that ``config.evaluate`` asks for. Raises ``ConfigError`` if ``own`` has no prompts."""
     return [_benchmark(config, name) for name in config.evaluate.benchmarks]
 
 
@@ -57,7 +57,7 @@ def _benchmark(config: Config, name: str) -> Benchmark | OwnPrompts:
 
 
 def prompts_of(config: Config, benchmark: Benchmark | OwnPrompts) -> list[Prompt]:
-    """At most ``evaluate.prompts`` prompts of ``benchmark``; see ``load_prompts`` for the choice and the errors."""
+    """At most ``evaluate.prompts`` prompts of ``benchmark``, with the choice and the errors of ``load_prompts``."""
     limit = config.evaluate.prompts
     if isinstance(benchmark, Benchmark):
         return load_prompts(benchmark, config.evaluate.files.get(benchmark.name), limit)

@@ -1,4 +1,4 @@
-"""What a target generated, as a message: the history of later turns, with reasoning and answer told apart."""
+"""Turns the text that a target generated into a message for the history of later turns, with its reasoning apart."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 from pipeline.prompts.rows import Message
 from pipeline.prompts.template import control_tokens
 
-# How targets mark reasoning: what opens it, what closes it. A generation prompt may open it already.
+# The marks that open and close reasoning. A generation prompt may already open it.
 MARKS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"))
 # gpt-oss: <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
-HARMONY = re.compile(
-    r"<\|channel\|>(\w+).*?<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|\Z)", re.DOTALL
-)
+HARMONY = re.compile(r"(?s)<\|channel\|>(\w+).*?<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|\Z)")
 
 
 def reply_message(tokenizer: Any, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Message | None:
-    """The assistant's message of generated ids; None where the answer was cut inside its reasoning.
+    """The assistant's message in generated ids, or None if the answer was cut inside its reasoning.
 
-    The tokenizer's own response template is used where it has one; else the marks of the known families. Special tokens
-    are read as marks first and removed last: without them reasoning and answer would run together.
+    The tokenizer's own response template decides if there is one, else the marks of the known families. Special tokens
+    are removed last, because without them reasoning and answer would run together.
     """
     prompt, text = tokenizer.decode(list(prompt_ids)), tokenizer.decode(list(answer_ids))
     parsed = _by_template(tokenizer, prompt, text)
@@ -29,7 +27,7 @@ def reply_message(tokenizer: Any, prompt_ids: Sequence[int], answer_ids: Sequenc
 
 
 def split_reasoning(text: str) -> Message:
-    """An assistant's message from generated text: what is before ``</think>`` is ``reasoning_content``."""
+    """An assistant's message from generated text. The text before a closing mark is its ``reasoning_content``."""
     for opening, closing in MARKS:
         reasoning, found, content = text.partition(closing)
         if found:
@@ -72,13 +70,12 @@ def _by_template(tokenizer: Any, prompt: str, text: str) -> Message | None:
 
 def _by_marks(tokenizer: Any, prompt: str, text: str) -> Message | None:
     if parts := HARMONY.findall(text):
-        said = {channel: body for channel, body in parts}
+        said: dict[str, str] = dict(parts)
         if "final" not in said:
             return None
         message: Message = {"role": "assistant", "content": _plain(tokenizer, said["final"])}
-        return message | (
-            {"reasoning_content": said["analysis"].strip()} if said.get("analysis", "").strip() else {}
-        )
+        reasoning = said.get("analysis", "").strip()
+        return message | ({"reasoning_content": reasoning} if reasoning else {})
     marks = opens(prompt)
     if opened((marks[0] if marks else "") + text) is not None:
         return None
@@ -87,7 +84,7 @@ def _by_marks(tokenizer: Any, prompt: str, text: str) -> Message | None:
 
 
 def _plain(tokenizer: Any, text: str) -> str:
-    """``text`` without the special tokens that stand in it, such as the end of the turn."""
+    """``text`` without its special tokens, such as the end of the turn."""
     for token in control_tokens(tokenizer):
         text = text.replace(token, "")
     return text

@@ -1,40 +1,47 @@
-"""Rows of data sets as conversations of one form; a row that cannot be used is a rejection with a reason.
+"""Turns rows of data sets into conversations of one form. A row that cannot be used becomes a rejection with a reason.
 
-A conversation is a list of ``{"role", "content"}`` with the roles system (first only), user, assistant and
-tool; an assistant's message may carry ``reasoning_content`` and ``tool_calls``. Two user messages in a row
-mean that the answer between them is yet to be made (``turns``).
+A conversation is a list of ``{"role", "content"}`` with the roles system (first only), user, assistant and tool. An
+assistant's message may have ``reasoning_content`` and ``tool_calls``. If a row has ``turns``, user messages follow each
+other, and the target will answer each of them.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from data_specs.manifest import canonical
 
 Message = dict[str, Any]
-Tool = dict[
-    str, Any
-]  # OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}
+# OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}
+Tool = dict[str, Any]
 ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "tool": "tool",
     "observation": "tool",
 }  # fmt: skip
-ANSWERS = ("response", "completion", "answer", "output")  # fields beside ``prompt`` and ``question``
+ANSWERS = (
+    "response",
+    "completion",
+    "answer",
+    "output",
+)  # fields that may stand beside ``prompt`` or ``question``
 REASONING = ("reasoning_content", "reasoning", "thinking")
-MOST_NESTED = 64  # levels of lists and objects inside a tool call; templates and JSON writers fail far above
-MOST_NAMED = 8  # fields of an unknown row that its rejection names
+MOST_NESTED = (
+    64  # most levels of lists and objects inside a tool call; templates and JSON writers fail far above
+)
+MOST_NAMED = 8  # a rejection names at most this many fields of an unknown row
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a row cannot be used; rows of one reason (and detail) are counted together."""
+    """Why a row cannot be used. Rows with the same ``reason`` are counted together."""
 
     reason: str
     detail: str = field(default="", compare=False)
@@ -44,14 +51,14 @@ class Rejection:
 
 
 class _RejectedError(Exception):
-    """Carries the reason from where it is found to ``messages_of``."""
+    """Carries the reason of a rejection to the function that returns it."""
 
 
 # --- one form -----------------------------------------------------------------------------------------------
 
 
 def messages_of(row: dict[str, Any] | Rejection) -> list[Message] | Rejection:
-    """The conversation in the first known field of ``row`` that is not null, or why it cannot be used."""
+    """The conversation in the first known field of ``row`` that is not null, or why the row cannot be used."""
     if isinstance(row, Rejection):
         return row
     try:
@@ -64,9 +71,9 @@ def messages_of(row: dict[str, Any] | Rejection) -> list[Message] | Rejection:
 
 
 def tools_of(row: dict[str, Any] | Rejection) -> list[Tool] | Rejection:
-    """The definitions of tools that stand beside a conversation or in its request; empty where there are none.
+    """The definitions of tools beside a conversation or in its request, or an empty list if there are none.
 
-    They may be JSON text. ``bad_tools`` is the reason where they are no list of functions with names.
+    They may be JSON text. If they are not a list of named functions, the row is rejected as ``bad_tools``.
     """
     if isinstance(row, Rejection):
         return row
@@ -85,7 +92,7 @@ def tools_of(row: dict[str, Any] | Rejection) -> list[Tool] | Rejection:
 
 
 def calls_of(calls: Any) -> list[dict[str, Any]]:
-    """Tool calls of a server's reply with their arguments as objects. Raises ``TypeError`` for what are none."""
+    """The tool calls of a server's reply, with arguments as objects. Raises ``TypeError`` for a malformed call."""
     try:
         return [_tool_call(call) for call in calls or ()]
     except _RejectedError as rejected:
@@ -100,27 +107,22 @@ def _unknown(row: dict[str, Any]) -> Rejection:
 def _of_messages(row: dict[str, Any], name: str = "messages") -> list[Message]:
     value = row[name]
     if isinstance(value, str):
-        value = _said(value, "not_a_list_of_messages")
+        value = _plain(value, "not_a_list_of_messages")
     if not isinstance(value, list):
         raise _RejectedError("not_a_list_of_messages")
     return [_message(item) for item in value]
 
 
-def _of_conversations(row: dict[str, Any]) -> list[Message]:
-    return _of_messages(row, "conversations")
-
-
 def _of_body(row: dict[str, Any]) -> list[Message]:
-    """A line of an OpenAI batch file: ``body`` is the request; its ``response`` may stand beside it."""
+    """A line of an OpenAI batch file: ``body`` is the request, and ``response`` may stand beside it."""
     return _of_exchange(row["body"], row.get("response"))
 
 
 def _of_request(row: dict[str, Any]) -> list[Message]:
     """A line of an OpenAI-compatible server's log: ``request`` and ``response``, each with or without ``body``."""
     request = row["request"]
-    return _of_exchange(
-        request.get("body", request) if isinstance(request, dict) else None, row.get("response")
-    )
+    body = request.get("body", request) if isinstance(request, dict) else None
+    return _of_exchange(body, row.get("response"))
 
 
 def _of_exchange(request: Any, response: Any) -> list[Message]:
@@ -137,7 +139,7 @@ def _of_exchange(request: Any, response: Any) -> list[Message]:
 
 
 def _of_chosen(row: dict[str, Any]) -> list[Message]:
-    """The preferred answer of ``chosen`` / ``rejected``: a whole conversation, or what follows ``prompt``."""
+    """The preferred answer of a pair ``chosen`` / ``rejected``: a whole conversation, or what follows ``prompt``."""
     chosen = row["chosen"]
     if isinstance(chosen, list):
         messages = _of_messages(row, "chosen")
@@ -151,19 +153,19 @@ def _of_chosen(row: dict[str, Any]) -> list[Message]:
 
 
 def _of_turns(row: dict[str, Any]) -> list[Message]:
-    """``turns``: what the user says, one text a turn."""
+    """``turns``: the user's texts, one for each turn."""
     if not isinstance(row["turns"], list):
         raise _RejectedError("not_a_list_of_turns")
     return [{"role": "user", "content": _text(turn)} for turn in row["turns"]]
 
 
 def _of_prompt(row: dict[str, Any]) -> list[Message]:
-    """``prompt``, and the answer in one of ``ANSWERS`` where there is one; either is a text or messages."""
+    """``prompt``, and the answer in one of ``ANSWERS`` if there is one. Each is a text or a list of messages."""
     return [*_said_first(row["prompt"]), *_answer(row)]
 
 
 def _of_question(row: dict[str, Any]) -> list[Message]:
-    """``question``, and the answer in one of ``ANSWERS`` where there is one."""
+    """``question``, and the answer in one of ``ANSWERS`` if there is one."""
     return [{"role": "user", "content": _text(row["question"])}, *_answer(row)]
 
 
@@ -174,26 +176,22 @@ def _said_first(prompt: Any) -> list[Message]:
 
 
 def _answer(row: dict[str, Any]) -> list[Message]:
-    given = next((row[name] for name in ANSWERS if row.get(name)), None)
-    if (
-        isinstance(given, list)
-        and given
-        and isinstance(given[0], dict)
-        and ("role" in given[0] or "from" in given[0])
-    ):
+    given: Any = next((row[name] for name in ANSWERS if row.get(name)), None)
+    first = given[0] if isinstance(given, list) else None
+    if isinstance(first, dict) and ("role" in first or "from" in first):
         return [_message(item) for item in given]
     return [] if given is None else [{"role": "assistant", "content": _text(given)}]
 
 
 def _of_instruction(row: dict[str, Any]) -> list[Message]:
-    """``instruction``, ``input`` (may be empty), ``output`` or another of ``ANSWERS`` (may be absent)."""
+    """``instruction``, ``input`` (may be empty), and ``output`` or another of ``ANSWERS`` (may be absent)."""
     parts = [_text(row[name]) for name in ("instruction", "input") if row.get(name)]
     return [{"role": "user", "content": "\n\n".join(parts)}, *_answer(row)]
 
 
-_READERS = {
+_READERS: dict[str, Callable[[dict[str, Any]], list[Message]]] = {
     "messages": _of_messages,
-    "conversations": _of_conversations,
+    "conversations": functools.partial(_of_messages, name="conversations"),
     "body": _of_body,
     "request": _of_request,
     "chosen": _of_chosen,
@@ -206,7 +204,7 @@ FIELDS = tuple(_READERS)
 
 
 def _message(item: Any) -> Message:
-    """One message in our form; fields that are null (Parquet fills them in) count as absent."""
+    """One message in our form. A field that is null counts as absent, because Parquet fills absent fields with null."""
     if not isinstance(item, dict):
         raise _RejectedError("not_a_list_of_messages")
     role = ROLES.get(str(item.get("role") or item.get("from")).lower())
@@ -227,7 +225,7 @@ def _message(item: Any) -> Message:
 
 
 def _text(content: Any) -> str:
-    """A message's text: a string, or a list of parts that are all text."""
+    """The text of a message, which is a string or a list of parts that are all text."""
     if content is None:
         raise _RejectedError("null_content")
     if isinstance(content, list) and content:
@@ -240,7 +238,7 @@ def _text(content: Any) -> str:
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
-    """A tool call with its arguments as an object, also where the data has them as JSON text (pitfall 10)."""
+    """A tool call with its arguments as an object, even if the data have them as JSON text (pitfall 10)."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _RejectedError("bad_tool_call")
@@ -252,7 +250,7 @@ def _tool_call(call: Any) -> dict[str, Any]:
 
 
 def _tool(item: Any) -> Tool:
-    """The definition of one tool, also where the data have the function alone, or its parameters as JSON text."""
+    """The definition of one tool. The data may have the function alone, or its parameters as JSON text."""
     tool = _plain(item, "bad_tools")
     if not isinstance(tool, dict):
         raise _RejectedError("bad_tools")
@@ -265,19 +263,15 @@ def _tool(item: Any) -> Tool:
 
 
 def _plain(value: Any, reason: str) -> Any:
-    """What JSON text says, or ``value`` without nulls; text that is no JSON is rejected for ``reason``."""
-    return _without_nulls(value) if not isinstance(value, str) else _said(value, reason)
-
-
-def _said(text: str, reason: str) -> Any:
+    """The value of a JSON text, or ``value`` without nulls. A text that is not JSON is rejected for ``reason``."""
     try:
-        return json.loads(text)
+        return json.loads(value) if isinstance(value, str) else _without_nulls(value)
     except (ValueError, RecursionError):
         raise _RejectedError(reason) from None
 
 
 def _without_nulls(value: Any, depth: int = 0) -> Any:
-    """``value`` without the keys that are null: Parquet gives every struct of a column the keys of all the others."""
+    """``value`` without null fields, because Parquet gives every struct of a column the keys of all the others."""
     if depth > MOST_NESTED:
         raise _RejectedError("nested_too_deeply")
     if isinstance(value, list):
@@ -288,7 +282,7 @@ def _without_nulls(value: Any, depth: int = 0) -> Any:
 
 
 def _check_writable(value: Any, depth: int = 0) -> None:
-    """Reject what neither JSON nor a tokenizer can take: half a surrogate pair, NaN, lists without end."""
+    """Reject what JSON or a tokenizer cannot take: half a surrogate pair, NaN, nesting without end."""
     if depth > MOST_NESTED:
         raise _RejectedError("nested_too_deeply")
     if isinstance(value, str):
@@ -308,7 +302,7 @@ def _check_writable(value: Any, depth: int = 0) -> None:
 
 
 def _checked(messages: list[Message], row: dict[str, Any], turns: bool) -> list[Message]:
-    """``messages``, the row's own ``system`` before them, after the checks of a whole conversation."""
+    """``messages``, after the row's own ``system`` if it has one. Rejects what is not a whole conversation."""
     if row.get("system") and not any(message["role"] == "system" for message in messages):
         messages = [{"role": "system", "content": _text(row["system"])}, *messages]
     spoken = messages[1:] if messages and messages[0]["role"] == "system" else messages
@@ -342,23 +336,23 @@ def _check_order(before: str, after: str, turns: bool) -> None:
 
 
 def prompt_key(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-    """SHA-256 (hex) over role and content of all that is not an assistant's, and the tools: same prompt, same key."""
+    """SHA-256 (hex) over the tools and over role and content of every message that is not the assistant's."""
     said: list[Any] = [[m["role"], m["content"]] for m in messages if m["role"] != "assistant"]
     return hashlib.sha256(canonical([*said, *([list(tools)] if tools else [])]).encode()).hexdigest()
 
 
 def asked(messages: list[Message]) -> list[Message]:
-    """The system and user messages: what is put to a target that gives its own answers."""
+    """The system and user messages, which are put to a target that gives its own answers."""
     return [{"role": m["role"], "content": m["content"]} for m in messages if m["role"] in ("system", "user")]
 
 
 def split_of(key: str, heldout: float, benchmark: float) -> str:
-    """``train``, ``heldout`` or ``benchmark``: from the key alone, the same whatever else the data hold.
+    """``train``, ``heldout`` or ``benchmark``. The key alone decides, so other data never change a prompt's split.
 
-    ``benchmark`` takes its share from the low end and ``heldout`` from the high end, so that a share that is
-    changed never moves a prompt from the one to the other.
+    ``benchmark`` takes its share from the low end and ``heldout`` from the high end, so that changing a share never
+    moves a prompt from one to the other.
     """
-    place = int(key[:13], 16) / 2**52  # as many bits as a float holds: below 1
+    place = int(key[:13], 16) / 2**52  # below 1: 52 bits fit into a float exactly
     if place < benchmark:
         return "benchmark"
     return "heldout" if place >= 1 - heldout else "train"

@@ -1,4 +1,4 @@
-"""Sources of rows: local files of several formats, globs, folders, and data sets of the Hub."""
+"""Reads rows from local files of several formats, globs, folders, and data sets of the Hub."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ DESCRIPTIONS = (".yaml", ".yml")
 
 
 class RowsError(UserError):
-    """A source that cannot be read; the message names the source, and the line where there is one."""
+    """A source cannot be read. The message names it, and the line if there is one."""
 
 
 def load_rows(source: SourceConfig) -> Iterator[Row | Rejection]:
-    """The rows of ``source``, at most ``source.limit``; a row that no parser can take is a ``Rejection``.
+    """At most ``source.limit`` rows of ``source``. A row that a parser cannot take is a ``Rejection``.
 
     ``source.path`` is a file in one of ``FORMATS``, a folder of such files, a glob pattern, a .yaml file that
-    describes a source (as those of data_specs/prompts do), or a Hub data set. A file or folder is looked for below the
-    working directory, then beside the installed package. Raises ``RowsError`` naming the source, and the line where
-    there is one.
+    describes a source (as those in data_specs/prompts do), or a Hub data set. A file or folder is looked for below the
+    working directory, then beside the installed package. Raises ``RowsError``.
     """
     source, path = _described(source)
     if path is None or (path.is_dir() and source.subset is not None):
@@ -46,7 +45,7 @@ def load_rows(source: SourceConfig) -> Iterator[Row | Rejection]:
 
 
 def local_files(source: SourceConfig) -> list[Path]:
-    """The local files that the rows of ``source`` come from; none for a Hub data set. Raises as ``load_rows``."""
+    """The local files of ``source``; an empty list for a Hub data set. Raises the errors of ``load_rows``."""
     path = _described(source)[1]
     if path is None:
         return []
@@ -56,7 +55,7 @@ def local_files(source: SourceConfig) -> list[Path]:
 
 
 def _described(source: SourceConfig) -> tuple[SourceConfig, Path | None]:
-    """``source`` with its file, folder or pattern (None: on the Hub); a .yaml description is followed once."""
+    """``source`` and its file, folder or pattern (None: on the Hub). A .yaml description is followed once."""
     path = _local(source.path)
     if path is None or path.suffix not in DESCRIPTIONS:
         return source, path
@@ -72,7 +71,7 @@ def _described(source: SourceConfig) -> tuple[SourceConfig, Path | None]:
 
 
 def _local(name: str) -> Path | None:
-    """The file, folder or pattern that ``name`` means, or None for a Hub id; ``RowsError`` when it can be neither."""
+    """The file, folder or pattern that ``name`` means, or None for a Hub id. Raises ``RowsError`` if it is neither."""
     if name in ("", "???"):
         raise RowsError("data.sources path: expected a file, a folder or a Hub id, got nothing")
     package = Path(data_specs.__file__).resolve().parent.parent
@@ -90,7 +89,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """The files that a glob pattern matches, by name."""
+    """The files that a glob pattern matches, sorted by name."""
     if not _is_pattern(str(pattern)):
         return []
     root = Path(pattern.anchor) if pattern.anchor else Path()
@@ -102,27 +101,21 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         return _matches(path)
-    # A folder of an archive program or an editor may hold hidden copies; they are nobody's data.
-    files = sorted(
-        f for f in path.rglob("*") if f.name.endswith(FORMATS) and f.is_file() and f.name[0] != "."
-    )
-    if not files:
-        raise RowsError(
-            f"{path}: expected files of these kinds in this folder: {', '.join(FORMATS)}; found none"
-        )
-    return files
+    # Archive programs and editors leave hidden copies in folders. These are not data.
+    found = (file for file in path.rglob("*") if file.name[0] != "." and file.is_file())
+    if files := sorted(file for file in found if file.name.endswith(FORMATS)):
+        return files
+    raise RowsError(f"{path}: expected files of these kinds in this folder: {', '.join(FORMATS)}; found none")
 
 
 def _file_rows(path: Path) -> Iterator[Row | Rejection]:
     if not path.name.endswith(FORMATS):
         raise RowsError(f"{path}: expected a file of one of these kinds: {', '.join(FORMATS)}")
-    if path.suffix == ".parquet":
-        return _parquet_rows(path)
-    return _text_rows(path)
+    return _parquet_rows(path) if path.suffix == ".parquet" else _text_rows(path)
 
 
 def _text_rows(path: Path) -> Iterator[Row | Rejection]:
-    """Rows of a text file, plain or compressed."""
+    """The rows of a text file, which may be compressed."""
     readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}
     reader = readers[Path(path.name.removesuffix(".gz")).suffix]
     try:
@@ -141,7 +134,7 @@ def _jsonl_rows(path: Path, handle: IO[bytes]) -> Iterator[Row | Rejection]:
 
 
 def _json_rows(path: Path, handle: IO[bytes]) -> Iterator[Row | Rejection]:
-    """Rows of a .json file: a list of objects, an object with one such list, a single row, or an object a line."""
+    """The rows of a .json file: a list of objects, an object with one such list, one row, or one object per line."""
     text = handle.read()
     try:
         found = json.loads(text)
@@ -159,7 +152,7 @@ def _json_rows(path: Path, handle: IO[bytes]) -> Iterator[Row | Rejection]:
 
 
 def _rows_in(found: Any) -> list[Any]:
-    """The rows that the value of a .json file holds."""
+    """The rows in the value of a .json file."""
     if not isinstance(found, dict) or any(found.get(name) is not None for name in FIELDS):
         return found if isinstance(found, list) else [found]
     lists = [value for value in found.values() if isinstance(value, list)]
@@ -173,7 +166,7 @@ def _parsed(line: bytes, where: str) -> Row | Rejection:
         return Rejection("nested_too_deeply")
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise RowsError(f"{where}: expected JSON, got: {error}") from None
-    except ValueError:  # Python reads no whole number of more than 4,300 digits.
+    except ValueError:  # Python refuses whole numbers of more than 4,300 digits.
         return Rejection("number_too_long")
     if not isinstance(row, dict):
         raise RowsError(f"{where}: expected an object, got {type(row).__name__}")
@@ -181,7 +174,7 @@ def _parsed(line: bytes, where: str) -> Row | Rejection:
 
 
 def _csv_rows(path: Path, handle: IO[bytes]) -> Iterator[Row]:
-    """Rows of a .csv file with a header; a cell that holds a JSON list (``messages``, say) is read as one."""
+    """The rows of a .csv file with a header. A cell may hold a list or an object as JSON, such as ``messages``."""
     reader = csv.DictReader(io.TextIOWrapper(handle, encoding="utf-8-sig", newline=""), strict=True)
     try:
         for row in reader:
@@ -196,7 +189,7 @@ def _csv_rows(path: Path, handle: IO[bytes]) -> Iterator[Row]:
 
 
 def _cell(value: str) -> Any:
-    """The list or object that a cell holds as JSON, or the text itself; an empty cell counts as absent."""
+    """The list or object that a cell holds as JSON, or else its text. An empty cell counts as absent."""
     if value[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -217,7 +210,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _dataset_rows(source: SourceConfig, name: str) -> Iterator[Row]:
-    """Rows of a Hub data set (or of a folder laid out like one) by ``datasets.load_dataset``."""
+    """The rows of a Hub data set, or of a folder with the layout of one."""
     import datasets
 
     with dataset_errors(f"data.sources path {name}, subset {source.subset}, split {source.split}"):
@@ -226,22 +219,11 @@ def _dataset_rows(source: SourceConfig, name: str) -> Iterator[Row]:
 
 @contextmanager
 def dataset_errors(said: str) -> Iterator[None]:
-    """Raise ``RowsError`` that begins with ``said`` where the datasets library fails.
+    """Raise ``RowsError`` that begins with ``said`` if the datasets library fails in the block."""
+    from datasets.exceptions import DatasetsError
 
-    Other people's files make that library raise errors of any of these types.
-    """
-    import datasets
-
-    raised = (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RuntimeError,
-        datasets.exceptions.DatasetsError,
-    )
     try:
         yield
-    except raised as error:
+    # Other people's files make that library raise errors of all these types.
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, DatasetsError) as error:
         raise RowsError(f"{said}: {type(error).__name__}: {error}") from error

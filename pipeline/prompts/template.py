@@ -1,4 +1,4 @@
-"""A target's chat template: how messages, tools and switches are put into it, and where it ends a turn."""
+"""Renders a target's chat template with messages, tools and switches, and finds the token that ends a turn."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from pipeline.prompts.rows import Message, Tool
 if TYPE_CHECKING:
     from jinja2 import nodes
 
-SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")  # names that templates give to the same thing
-EFFORT = {True: "high", False: "low"}  # of ``reasoning_effort``, which knows no plain off
-# What every template is given or may call; a setting of the same name would break it.
+SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")  # the names that templates give to this switch
+EFFORT = {True: "high", False: "low"}  # values of ``reasoning_effort``, which cannot be off
+# Every template is given these or may call them. A setting with such a name would break it.
 GIVEN = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
-PROBE = "\N{SNOWMAN}"  # stands for an answer; no template writes it by itself
-GENERATION = re.compile(
-    r"{%-?\s*(?:end)?generation\s*-?%}"
-)  # an extension of transformers that marks answers
-# A template is other people's code on other people's data: what it raises depends on both.
+PROBE = "\N{SNOWMAN}"  # stands for an answer, because no template writes it
+GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")  # transformers marks answers with this extension
+# A template is other people's code that runs on other people's data, so it can raise any of these.
 RAISED = (TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError)
 
 
 class TemplateRefusal(ValueError):
-    """The chat template raised: it cannot render these messages (it has no system role, say)."""
+    """The chat template cannot render these messages, for example because it has no system role."""
 
     reason = "refused_by_template"  # why a row is rejected
 
 
 class NoToolsError(TemplateRefusal):
-    """There are definitions of tools, but the chat template shows none."""
+    """There are definitions of tools, but the chat template does not show them."""
 
     reason = "tools_not_in_template"
 
@@ -46,11 +44,11 @@ def render(
     answer_follows: bool,
     tools: Sequence[Tool] = (),
 ) -> str:
-    """The text of ``messages``, with the generation prompt where an ``answer_follows``. Raises ``TemplateRefusal``.
+    """The text of ``messages``, with the generation prompt if ``answer_follows``. Raises ``TemplateRefusal``.
 
-    ``tools`` are definitions in OpenAI's form. ``thinking`` goes to the switch that the template has; None leaves its
-    default. Templates want the arguments of tool calls as an object or as JSON text, and no content or an empty one
-    beside them: the first way that shows most calls is taken.
+    ``tools`` are definitions in OpenAI's form. ``thinking`` sets the template's switch; None leaves its default.
+    Templates want the arguments of tool calls either as an object or as JSON text, and beside them either no content or
+    an empty one. All four forms are tried, and the first of those that show the most calls is taken.
     """
     if tools and not reads_tools(tokenizer):
         raise NoToolsError("the chat template does not read tools")
@@ -72,7 +70,7 @@ def render(
 
 
 def variables(tokenizer: Any) -> frozenset[str]:
-    """Names that the chat template reads and does not define: its switches, and what every template is given."""
+    """The names that the chat template reads and does not define: its switches, and what every template is given."""
     templates = tokenizer.chat_template or ""
     if isinstance(templates, dict):
         templates = "\n".join(templates.values())
@@ -80,18 +78,18 @@ def variables(tokenizer: Any) -> frozenset[str]:
 
 
 def reads_tools(tokenizer: Any) -> bool:
-    """Whether the template shows definitions of tools."""
+    """Whether the chat template shows definitions of tools."""
     return "tools" in variables(tokenizer)
 
 
 def switch(tokenizer: Any) -> str | None:
-    """The name of the template's switch for thinking, or None where it has none."""
+    """The name of the template's switch for thinking, or None if it has none."""
     names = variables(tokenizer)
     return next((name for name in SWITCHES if name in names), None)
 
 
 def options(tokenizer: Any, thinking: bool | None) -> dict[str, Any]:
-    """What the template is told, here and by a server: ``target.template_kwargs``, and ``thinking`` by its switch."""
+    """The variables that the template gets, here and on a server: ``target.template_kwargs`` and the switch's value."""
     own = dict(getattr(tokenizer, "template_kwargs", None) or {})  # set by pipeline/target/files.py
     name = None if thinking is None else switch(tokenizer)
     if name is None:
@@ -100,14 +98,15 @@ def options(tokenizer: Any, thinking: bool | None) -> dict[str, Any]:
 
 
 def check_options(tokenizer: Any, thinking: bool | None) -> None:
-    """Raise ``ConfigError`` naming the key of ``options`` that would change nothing, or that is given twice."""
+    """Raise ``ConfigError`` that names a key of ``options`` that would have no effect, or that is set twice."""
     own = getattr(tokenizer, "template_kwargs", {})
     names, key = variables(tokenizer) - GIVEN, switch(tokenizer)
     told = f"the variables of the target's chat template are {', '.join(sorted(names)) or 'none'}"
     if thinking is not None and key is None:
         raise ConfigError(
-            f"target.thinking={thinking}: the chat template has no switch for it ({', '.join(SWITCHES)}), so that it "
-            f"changes nothing; {told}: set target.thinking=null, or the template's own in target.template_kwargs"
+            f"target.thinking={thinking}: this has no effect, because the chat template has no switch for it "
+            f"({', '.join(SWITCHES)}); {told}: set target.thinking=null, or the template's own variable in "
+            "target.template_kwargs"
         )
     if thinking is not None and key in own:
         raise ConfigError(
@@ -116,7 +115,7 @@ def check_options(tokenizer: Any, thinking: bool | None) -> None:
     for name in own:
         if name not in names:
             raise ConfigError(
-                f"target.template_kwargs.{name}: it changes nothing; {told}: leave it out or name one"
+                f"target.template_kwargs.{name}: this has no effect; {told}: remove it or name one"
             )
 
 
@@ -126,23 +125,22 @@ def digest(tokenizer: Any) -> str:
 
 
 def control_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """The texts that become special tokens wherever they stand, also in what a user writes."""
+    """The texts that become special tokens wherever they stand, even in a user's message."""
     return _control_tokens(tokenizer, len(tokenizer))
 
 
-@functools.lru_cache(
-    maxsize=4
-)  # Gemma has 6,415 added tokens: listing them takes longer than rendering a row
+# Gemma has 6,415 added tokens. Listing them takes longer than rendering a row.
+@functools.lru_cache(maxsize=4)
 def _control_tokens(tokenizer: Any, size: int) -> tuple[str, ...]:
     added = tokenizer.added_tokens_decoder.values()
     return tuple(token.content for token in added if token.special and token.content.strip())
 
 
 def end_of_turn(tokenizer: Any) -> str | None:
-    """The token with which an answer ends, as the template writes it, or None where it cannot be told.
+    """The token that ends an answer, as the template writes it, or None if the template does not show it.
 
-    Some templates (GLM's) write none: there the answer ends with the token that opens the next turn, and the target
-    generates that one.
+    Some templates (GLM's) write none after the last answer. There the answer ends with the token that opens the next
+    turn, which the target generates.
     """
     user, own = {"role": "user", "content": "a"}, options(tokenizer, None)
     talk = [user, {"role": "assistant", "content": PROBE}, user]
@@ -151,14 +149,10 @@ def end_of_turn(tokenizer: Any) -> str | None:
         last = _apply(tokenizer, talk[:2], False, own).partition(PROBE)[2]
     except TemplateRefusal:
         return None
+    added = [str(token) for token in tokenizer.get_added_vocab() if token.strip()]
     for text in (last, after):
-        found = [
-            (text.index(token), token)
-            for token in tokenizer.get_added_vocab()
-            if token.strip() and token in text
-        ]
-        if found:
-            return str(min(found)[1])
+        if found := [(text.index(token), token) for token in added if token in text]:
+            return min(found)[1]
     return None
 
 
@@ -168,27 +162,22 @@ def _apply(tokenizer: Any, messages: list[Message], answer_follows: bool, option
 
     try:
         if all(message["content"] is not None for message in messages):
+            options = options | {"tokenize": False}
             return str(
-                tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=answer_follows, **options
-                )
+                tokenizer.apply_chat_template(messages, add_generation_prompt=answer_follows, **options)
             )
-        # The method above leaves out what is None; DeepSeek's templates ask whether the content is.
-        settings = (
-            tokenizer.special_tokens_map
-            | {"chat_template": tokenizer.get_chat_template(tools=options.get("tools"))}
-            | options
-        )
+        # The method above drops fields that are None, but DeepSeek's templates ask whether the content is None.
+        template = tokenizer.get_chat_template(tools=options.get("tools"))
+        settings = tokenizer.special_tokens_map | {"chat_template": template} | options
         rendered: Any = render_jinja_template([messages], add_generation_prompt=answer_follows, **settings)
     except (TemplateError, *RAISED) as error:
-        raise TemplateRefusal(
-            f"the chat template refused the messages: {type(error).__name__}: {error}"
-        ) from error
+        said = f"{type(error).__name__}: {error}"
+        raise TemplateRefusal(f"the chat template refused the messages: {said}") from error
     return str(rendered[0][0])
 
 
 def _ways(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """``messages`` in the four forms in which templates want tool calls."""
+    """``messages`` in the four forms in which templates may want tool calls."""
     for absent in ("", None):
         for as_text in (False, True):
             yield [_called(message, absent, as_text) for message in messages]
@@ -206,12 +195,10 @@ def _called(message: Message, absent: str | None, as_text: bool) -> Message:
 
 
 def _shown_calls(messages: Sequence[Message], text: str) -> int:
-    """How many tool calls stand in ``text``, less those whose arguments are written as Python writes a dict."""
+    """The number of tool calls in ``text``, minus those whose arguments are written as a Python dict."""
     called = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
-    objects = [
-        call["arguments"] for call in called if isinstance(call["arguments"], dict) and call["arguments"]
-    ]
-    return sum(call["name"] in text for call in called) - sum(repr(one) in text for one in objects)
+    objects = [call["arguments"] for call in called if isinstance(call["arguments"], dict)]
+    return sum(call["name"] in text for call in called) - sum(repr(one) in text for one in objects if one)
 
 
 @functools.cache
@@ -228,9 +215,9 @@ def _variables(template: str) -> frozenset[str]:
 
 
 def _read(node: nodes.Node, own: set[str]) -> set[str]:
-    """Names that ``node`` may read from outside the template; what it sets whatever happens is added to ``own``.
+    """The names that ``node`` may read from outside the template. Names that it always sets are added to ``own``.
 
-    ``jinja2.meta.find_undeclared_variables`` also names what both branches of an ``if`` set.
+    ``jinja2.meta.find_undeclared_variables`` would wrongly include names that both branches of an ``if`` set.
     """
     from jinja2 import nodes
 
@@ -242,18 +229,21 @@ def _read(node: nodes.Node, own: set[str]) -> set[str]:
     if isinstance(node, nodes.If):
         return _read_if(node, own)
     if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With)):
-        own = own | {"loop", "caller", "varargs", "kwargs"}  # what is set inside ends there
-    first = ("iter", "values", "node", "defaults")  # read before the names that they are given to are set
+        own = own | {"loop", "caller", "varargs", "kwargs"}  # a copy, because names set inside end there
+    first = (
+        "iter",
+        "values",
+        "node",
+        "defaults",
+    )  # these are read before the names that receive them are set
     children = [*node.iter_child_nodes(only=first), *node.iter_child_nodes(exclude=first)]
     return set().union(*(_read(child, own) for child in children))
 
 
 def _read_if(node: nodes.If, own: set[str]) -> set[str]:
-    """``_read`` of an ``if``: it sets what the bodies of all its branches set."""
-    found: set[str] = set()
+    """``_read`` for an ``if``, which always sets only the names that all its branches set."""
     branches = (node, *node.elif_)
-    for branch in branches:
-        found |= _read(branch.test, own)  # a test sets nothing
+    found = set().union(*(_read(branch.test, own) for branch in branches))  # a test sets nothing
     ends = []
     for body in (*(branch.body for branch in branches), node.else_):
         ends.append(own.copy())
