@@ -44,8 +44,7 @@ SERVER_SAID = "the server refused a prompt: "
 def run_answers(config: Config, store: Store) -> Artifact | None:
     """Make or reuse the answers artifact that ``config`` describes; return None if only a plan is asked for."""
     job = prepare(config)
-    found = store.find("answers", job.fingerprint)
-    if found is not None:
+    if (found := store.find("answers", job.fingerprint)) is not None:
         return _already(found)
     if is_main():
         table("Prompts", ("", "rows"), count_table(job.prompts))

@@ -73,8 +73,7 @@ def _run(config: Config, store: Store, answers: Artifact, group: TargetGroup | N
     settings = _settings(config, spec, folder, getattr(model, "hc_mult", 1))
     parents = {"answers": answers.manifest.fingerprint}
     key = fingerprint(SCHEMA_VERSION, settings, parents)
-    found = store.find("cache", key)
-    if found is not None:
+    if (found := store.find("cache", key)) is not None:
         return _already(found)
     answers.verify()
     rows = read_answers(answers.path, COLUMNS)
@@ -300,11 +299,8 @@ def _finish(work: Work, plan: CapturePlan, spec: CacheSpec, engine: dict[str, st
 
     Raises ``CacheError`` if a segment is damaged, after removing it so that the next run captures it again.
     """
-    errors = drop_damaged(work.path, range(len(plan.segments)))
-    if errors:
-        raise CacheError(
-            f"{'; '.join(errors)}; the damaged segments were removed: run the same command again"
-        )
+    if errors := drop_damaged(work.path, range(len(plan.segments))):
+        raise CacheError(f"{'; '.join(errors)}; these segments were removed: run the same command again")
     extra = {"truncated": plan.truncated, "left_out": plan.left_out, **engine}
     sealed = {name: getattr(work, name) for name in SEALED if name != "counts"}
     return write_index(work.path, spec, len(plan.segments), sealed | {"counts": extra})

@@ -54,20 +54,17 @@ def plan_capture(rows: pa.Table, capture: CaptureConfig, vocab_size: int) -> Cap
     order = sorted(zip(rows["key"].to_pylist(), rows["turn"].to_pylist(), range(len(rows)), strict=True))
     samples: list[PlannedSample] = []
     left_out: Counter[str] = Counter()
-    truncated = 0
+    truncated, longest = 0, capture.max_length
     for key, turn, row in order:
         prompt, answer = (rows[name][row].values.to_numpy() for name in ("prompt_ids", "answer_ids"))
         ids = torch.cat([torch.from_numpy(part).long() for part in (prompt.copy(), answer.copy())])
         mask = torch.arange(len(ids)) >= len(prompt)
         split = rows["split"][row].as_py()
-        reason = _reject(split, ids, mask[: capture.max_length], vocab_size)
-        if reason:
+        if reason := _reject(split, ids, mask[:longest], vocab_size):
             left_out[reason] += 1
             continue
-        truncated += len(ids) > capture.max_length
-        samples.append(
-            PlannedSample(f"{key}:{turn}", split, ids[: capture.max_length], mask[: capture.max_length])
-        )
+        truncated += len(ids) > longest
+        samples.append(PlannedSample(f"{key}:{turn}", split, ids[:longest], mask[:longest]))
     if not samples:
         raise CacheError(f"there is no sample to cache: {len(rows)} answers read, left out: {dict(left_out)}")
     segments = plan_segments([len(sample.input_ids) for sample in samples], capture.segment_tokens)
