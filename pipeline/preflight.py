@@ -1,6 +1,6 @@
-"""What a run finds out before it begins: one ``Check`` for everything that a later step will ask.
+"""Checks before a run begins: one ``Check`` for each thing that a later step needs.
 
-Each stage contributes a function ``checks(ahead)`` in its own folder; pipeline/__main__.py gathers those of all steps.
+The folder of each stage has a function ``checks(ahead)``; stages/preflight.py calls those of all steps of a run.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ COLOURS = {"ok": "green", "problem": "red", "not checked": "yellow"}
 
 
 class PreflightError(UserError):
-    """What stands in the way of a run, all of it at once, before anything is begun."""
+    """A run cannot succeed. The message lists every problem, and is raised before any work begins."""
 
 
 class LaterError(UserError):
-    """Something that cannot be known yet, because an earlier step has to make it; the message says what."""
+    """A check must wait for something that an earlier step will make; the message names it."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was asked (``name``), the answer, what was ``found`` (or why nobody asked), and what the user can do.
+    """The result of one check: its name and state, what was found (or why nothing was checked), and a remedy.
 
-    ``least_bytes``: what the step writes at least.
+    ``least_bytes`` is the least number of bytes that the step writes.
     """
 
     name: str
@@ -49,28 +49,31 @@ class Check:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A run that has not begun: its config, and the (kind, name) of what is made before the step in question."""
+    """A run that has not begun: its config, and the (kind, name) of each artifact that its earlier steps will make."""
 
     config: Config
     coming: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def store(self) -> Store:
-        """The artifacts of this run."""
+        """The store that holds the artifacts of this run."""
         return Store(self.config.artifacts)
 
     def find(self, kind: str, reference: str) -> Artifact:
-        """The artifact that ``reference`` names; ``LaterError`` where it is still to come, else as ``resolve``."""
+        """The artifact that ``reference`` names. Raises ``LaterError`` if an earlier step makes it."""
         if (kind, reference.partition(":")[0]) in self.coming:
             raise LaterError(f"{kind} {reference} is made by an earlier step")
         return self.store.resolve(kind, reference)
 
     def cache(self) -> Artifact:
-        """The target cache that is trained on; see ``find`` for the errors."""
+        """The target cache for the training; see ``find`` for the errors."""
         return self.find("cache", self.config.cache or cache_name(self.config))
 
     def draft(self) -> Artifact | Path:
-        """The draft that is trained or named: an artifact, an export, or a folder of others; errors as of ``find``."""
+        """The draft that this run trains or names: an artifact, or the folder of an export or of a foreign draft.
+
+        See ``find`` for the errors.
+        """
         trained = "train" in self.config.stage.steps
         reference = (None if trained else self.config.draft) or draft_name(self.config)
         if ("draft", reference) in self.coming:
@@ -84,7 +87,7 @@ class Ahead:
         return self.find("draft", reference)
 
     def after(self, step: str) -> Ahead:
-        """The same run after ``step``, which may be that of another job."""
+        """The same run after ``step``, which may be a step of an earlier job of a sweep."""
         made = {
             "cache": ("cache", cache_name(self.config)),
             "train": ("draft", draft_name(self.config)),
@@ -104,12 +107,12 @@ def draft_name(config: Config) -> str:
 
 
 def names_cache(config: Config) -> bool:
-    """Whether the steps after the cache are given one by its name, so that none is made."""
+    """Whether ``config`` names an existing cache for the later steps, so that the run makes none."""
     return config.cache is not None and len(config.stage.steps) > 1
 
 
 def checked(name: str, look: Callable[[], str], remedy: str = "") -> Check:
-    """The check ``name``: ok with what ``look`` returns, or a problem or not checked with what it raises."""
+    """Run ``look``, which returns what it found. A ``UserError`` makes a problem, a ``LaterError`` "not checked"."""
     try:
         return Check(name, "ok", look())
     except LaterError as error:
@@ -119,7 +122,7 @@ def checked(name: str, look: Callable[[], str], remedy: str = "") -> Check:
 
 
 def room(checks: Sequence[Check], root: Path) -> Check:
-    """Whether the disk of ``root`` has room for all that ``checks`` say will be written at least."""
+    """Check that the disk of ``root`` has room for the sum of ``least_bytes`` of ``checks``."""
     needed = sum(check.least_bytes for check in checks)
     free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
     found = f"at least {console.size(needed)} are needed, {console.size(free)} are free below {root}"
@@ -128,18 +131,18 @@ def room(checks: Sequence[Check], root: Path) -> Check:
 
 
 def problems(checks: Sequence[Check]) -> list[Check]:
-    """Those of ``checks`` that stand in the way."""
+    """The ``checks`` that found a problem."""
     return [check for check in checks if check.state == "problem"]
 
 
 def refuse(checks: Sequence[Check]) -> None:
-    """Raise ``PreflightError`` with every problem among ``checks``, a line each where there are several."""
+    """Raise ``PreflightError`` if ``checks`` found problems; each of several problems has its own line."""
     if found := list(dict.fromkeys(map(str, problems(checks)))):
         raise PreflightError(together(found))
 
 
 def show(checks: Sequence[Check]) -> None:
-    """Print a line for each of ``checks``, with its state in front."""
+    """Print one line for each of ``checks``, which begins with its state."""
     console.say("", "Checked before the start", "bold")
     for check in dict.fromkeys(checks):
         console.say(f" {check}", f"  {check.state:<11}", COLOURS[check.state])

@@ -1,4 +1,4 @@
-"""What all steps of a run, all variants of a comparison and all jobs of a sweep will ask, gathered before the first."""
+"""Collects the checks of all steps of a run, variants of a comparison or jobs of a sweep before the first begins."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from stages.compare.variants import composed_variants
 
 
 def of_steps(ahead: Ahead, task: tuple[str, ...]) -> dict[str, list[Check]]:
-    """What each step of ``ahead.config`` will ask, by step; ``task`` are the overrides that compose the config.
+    """The checks of each step of ``ahead.config``, by step; ``task`` are the overrides that compose the config.
 
-    A draft that is to be trained is also held against the limits of a format that was asked for by name.
+    If the user names an export format, a draft that the run trains is also checked against the limits of that format.
     """
     config, found = ahead.config, {}
     if "compare" in config.stage.steps:
-        composed_variants(task)  # a variant that cannot be is said first
+        composed_variants(task)  # an impossible variant raises here, before the other checks
     named = any(item.startswith(("export=", "export.formats=")) for item in task)
     exported = ["export"] * (named and "train" in config.stage.steps and "export" not in config.stage.steps)
     for step in [*config.stage.steps, *exported]:
@@ -42,12 +42,12 @@ def of_steps(ahead: Ahead, task: tuple[str, ...]) -> dict[str, list[Check]]:
 
 
 def checks_of(step: str, ahead: Ahead, task: tuple[str, ...]) -> list[Check]:
-    """What ``step`` will ask; steps that are done at once ask nothing before."""
+    """The checks of ``step``; a step that takes only a moment has none."""
     if step == "compare":
         return checks_of_variants(ahead, task)
     if step == "evaluate" and ahead.config.engine is not None:
         step = "served"
-    # Imported for the step alone: with some come torch and the libraries of a stage, which other commands do not need.
+    # Imported only when needed, because some import torch or libraries that other commands do not need.
     match step:
         case "cache":
             from stages.cache.checks import checks
@@ -69,17 +69,17 @@ def checks_of(step: str, ahead: Ahead, task: tuple[str, ...]) -> list[Check]:
 
 
 def with_own_target(ahead: Ahead, task: tuple[str, ...]) -> Ahead:
-    """``ahead`` with the target and the data of its draft, where that is there already."""
+    """``ahead`` with the target and the data of its draft, if that draft exists already."""
     from pipeline.decoding.origin import with_own
 
     try:
         return replace(ahead, config=with_own(ahead.config, ahead.store, ahead.draft(), task))
-    except UserError:  # it is to come, or the check of the draft says what is wrong with it
+    except UserError:  # a later step makes the draft, or the check of the draft reports this error
         return ahead
 
 
 def checks_of_variants(ahead: Ahead, task: tuple[str, ...]) -> list[Check]:
-    """What training and evaluating each variant of a comparison will ask; the same is asked once."""
+    """The checks for training and evaluating each variant of a comparison; equal evaluations are checked once."""
     found, asked = [], set()
     for name, variant in composed_variants(task).variants.items():
         each = replace(ahead, config=variant.config)
@@ -93,7 +93,7 @@ def checks_of_variants(ahead: Ahead, task: tuple[str, ...]) -> list[Check]:
 
 
 def check_sweep(jobs: list[list[str]]) -> None:
-    """Raise ``PreflightError`` with the problems of all ``jobs`` of a sweep, which are lists of overrides."""
+    """Raise ``PreflightError`` with the problems of all ``jobs`` of a sweep; each job is a list of overrides."""
     told: dict[Check, list[str]] = {}
     ahead: frozenset[tuple[str, str]] = frozenset()
     for number, task in enumerate(jobs):
@@ -123,7 +123,7 @@ class StartCallback(Callback):
             console.fail(error)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Compose and check every combination. Hydra would only warn of an exception, so that the program ends here."""
+        """Compose and check every job. Hydra would only warn of an exception, so this method ends the program."""
         given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
         try:
             check_sweep(combinations([*given, *config.hydra.overrides.task]))

@@ -33,14 +33,14 @@ from pipeline.ranks import is_main
 from pipeline.store.artifacts import Artifact
 from pipeline.target.ragged import supports
 
-TOGETHER = 16  # prompts of a calibration at a time
-# Answer prompts by name into a folder of rounds, shared among ranks: (folder's name, speaker, prompts).
+TOGETHER = 16  # prompts that a calibration decodes together
+# Answers the prompts of each name on all ranks and records the rounds: (folder's name, speaker, name -> prompts).
 Answer = Callable[[str, Speaker, dict[str, list[Prompt]]], None]
 
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """A calibration that is wanted, before anything is decoded: see data_specs/calibration.py for the fields."""
+    """What a calibration is made for, known before decoding; data_specs/calibration.py explains the fields."""
 
     folder: Path  # of the draft
     draft: str
@@ -55,9 +55,9 @@ class CalibrationPlan:
 def make_plan(
     config: Config, draft: Artifact | Path, folder: Path, sampler: Sampler, target: str
 ) -> CalibrationPlan | None:
-    """What to calibrate, or None: ``evaluate.calibrate=null`` means when the draft in ``folder`` has confidences.
+    """The calibration to make, or None. With ``evaluate.calibrate=null``, a draft with a confidence head gets one.
 
-    Raises ``ConfigError`` where it is asked for and cannot be: no confidence head, no held-out prompts.
+    Raises ``ConfigError`` if the config asks for a calibration but there is no confidence head or no held-out prompt.
     """
     settings = config.evaluate
     head = bool(read_config(folder).enable_confidence_head)
@@ -76,7 +76,7 @@ def make_plan(
         "data": config.data.name,
     }
     limits = [settings.max_new_tokens, settings.calibration_prompts, config.seed]
-    # Without the draft, which is compared by itself: an export's is the same under another fingerprint.
+    # The draft is compared by its contents instead, because an export of it has another fingerprint.
     made_with = fingerprint(
         made_of | {"thinking": config.target.rendering}, limits, heldout.contents(config.data)
     )
@@ -87,11 +87,11 @@ def obtain(
     config: Config, plan: CalibrationPlan, folder: Path, others: Sequence[Path], speaker: Speaker,
     unwanted: Collection[str], answer: Answer,
 ) -> Calibration | str:  # fmt: skip
-    """The calibration of ``plan``, which ``folder`` (of the evaluation) then holds.
+    """The calibration of ``plan``, which is also written to ``folder``, the folder of the evaluation.
 
-    It is that of ``folder`` (the evaluation was killed), that of one of the ``others`` (folders), or a new one,
-    fitted on held-out prompts that ``answer`` answers, none of them in ``unwanted`` (keys). Where there are too few,
-    ``evaluate.calibrate=true`` raises ``TooFewError``; null returns its message.
+    It is reused from ``folder`` (if the evaluation was killed) or from one of the folders ``others``. Otherwise it is
+    fitted on the rounds of held-out prompts whose keys are not in ``unwanted``; ``answer`` decodes these prompts. If
+    there are too few, ``evaluate.calibrate=true`` raises ``TooFewError``, and null returns its message.
     """
     drafts = speaker.draft.max_drafts
     for place in (folder, *others):
@@ -104,7 +104,7 @@ def obtain(
             return found
     wanted, with_tools = config.evaluate.calibration_prompts, reads_tools(speaker.tokenizer)
     control = control_tokens(speaker.tokenizer)
-    # Every draft of every block is verified; nothing is timed, so prompts go together where the target can.
+    # Threshold 0 verifies every draft of a block. Nothing is timed, so prompts are batched if the target supports it.
     whole = replace(speaker, threshold=0.0, baseline=False)
     if supports(speaker.target):
         whole = replace(whole, batch=max(TOGETHER, speaker.batch))
@@ -123,9 +123,10 @@ def obtain(
 
 
 def find(plan: CalibrationPlan, folder: Path, drafts: int, reported: Collection[str]) -> Calibration | None:
-    """The calibration of ``plan`` that ``folder`` holds, if it was made with these settings on unreported prompts.
+    """The calibration in ``folder`` if it was made as ``plan`` says, on no prompt whose key is in ``reported``.
 
-    ``drafts`` is G. Raises ``CalibrationFileError`` for one that is another draft's, or damaged.
+    ``drafts`` is the number of drafts of a block. Raises ``CalibrationFileError`` if the file is damaged or belongs to
+    another draft.
     """
     if not (folder / CALIBRATION).is_file():
         return None
@@ -135,7 +136,7 @@ def find(plan: CalibrationPlan, folder: Path, drafts: int, reported: Collection[
 
 
 def check_rounds(rounds: int, prompts: int, data: str) -> None:
-    """Raise ``TooFewError`` where ``rounds`` of ``prompts`` of ``data`` are fewer than ``LEAST_ROUNDS``."""
+    """Raise ``TooFewError`` if there are fewer ``rounds`` than ``LEAST_ROUNDS``; the message names ``prompts`` and ``data``."""
     if rounds < LEAST_ROUNDS:
         raise heldout.TooFewError(
             f"calibration: expected at least {LEAST_ROUNDS} rounds of held-out prompts, got {rounds} from {prompts} "
@@ -145,7 +146,7 @@ def check_rounds(rounds: int, prompts: int, data: str) -> None:
 
 
 def fitted(plan: CalibrationPlan, rounds: pa.Table, drafts: int) -> Calibration:
-    """Temperatures from the ``rounds`` of held-out prompts; raises ``TooFewError`` below ``LEAST_ROUNDS``."""
+    """Fit temperatures on the ``rounds`` of held-out prompts. Raises ``TooFewError`` below ``LEAST_ROUNDS`` rounds."""
     seen = observe(rounds, drafts)
     check_rounds(len(seen.drafted), len(set(rounds["key"].to_pylist())), plan.data)
     temperatures = [float(t) for t in fit(seen.confidences, seen.accepted, seen.proposed)]
@@ -157,7 +158,7 @@ def fitted(plan: CalibrationPlan, rounds: pa.Table, drafts: int) -> Calibration:
 
 
 def effect(calibration: Calibration, rounds: pa.Table) -> CalibrationEffect:
-    """``calibration`` in summary.json: temperatures, and their effect on the reported ``rounds``."""
+    """The entry of ``calibration`` in summary.json: its temperatures and their effect on the reported ``rounds``."""
     temperatures = calibration.temperatures
     return CalibrationEffect(
         prompts=calibration.prompts,
@@ -174,11 +175,11 @@ def calibrated(speaker: Speaker, calibration: Calibration) -> Speaker:
 
 
 def _check_share(config: Config, draft: Artifact | Path) -> None:
-    """Prompts that the draft was trained on are not held out, whatever share is asked for now."""
+    """Raise ``ConfigError`` if ``data.heldout`` now also covers prompts that the draft was trained on."""
     trained = draft.manifest.config.get("data", {}) if isinstance(draft, Artifact) else {}
     share = trained.get("heldout", 1)
     if trained.get("name") == config.data.name and config.data.heldout > share:
         raise ConfigError(
             f"data.heldout={config.data.heldout}: the draft was trained with data.heldout={share} on data="
-            f"{config.data.name}, and saw the prompts beyond that"
+            f"{config.data.name}, so it was trained on the prompts beyond that share; set data.heldout={share} or less"
         )

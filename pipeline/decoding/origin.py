@@ -1,4 +1,4 @@
-"""What a draft was made from, as far as the store has it: target, data, and the prompts that it was trained on."""
+"""What a draft was made from, as far as the store knows: its target, its data and the prompts of its training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draft that a run will train: its config and the shapes of its tensors, known before there is a cache."""
+"""The draft that a run will train: its config and the shapes of its tensors, known before its cache exists."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def planned_draft(ahead: Ahead) -> Model:
     except (LaterError, ArtifactError):
         taps = resolve_taps(config.target, tensors.config.num_hidden_layers)
     check_draft(config, rows)
-    # Another start changes the values of the tensors, but not their shapes.
+    # ``drafter.init`` changes the values of the tensors, but not their shapes.
     plain = dataclasses.replace(drafter, init=InitConfig())
     start = Start(ids=None if drafter.vocab_size is None else torch.arange(drafter.vocab_size, device="meta"))
     chosen = [taps[i] for i in chosen_taps(drafter, taps)]
@@ -51,9 +51,10 @@ def check_draft(config: Config, rows: int) -> None:
 
 
 def mask_token(config: Config, folder: Path, rows: int) -> int | None:
-    """The mask token, or None for a drafter that fills no block; ``folder`` is that of the target.
+    """The id of the mask token, or None for a drafter without masked slots; ``folder`` is that of the target.
 
-    Raises ``ConfigError`` if it is not one of the target's ``rows``. Only a cache shows whether the data contain it.
+    Raises ``ConfigError`` if the id is not below ``rows``, the number of embedding rows. Whether the data contain the
+    token can only be checked once the cache exists.
     """
     number = config.target.mask_token_id
     if not issubclass(ALGORITHMS[config.drafter.algorithm], Backbone):

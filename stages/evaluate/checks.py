@@ -1,4 +1,4 @@
-"""Preflight of stage=evaluate: its draft, its benchmarks, the prompts for the calibration."""
+"""The checks of stage=evaluate before it begins: its draft, its benchmarks and the prompts for the calibration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def checks(ahead: Ahead) -> list[Check]:
 
 
 def calibration(ahead: Ahead, job: EvaluationJob | None, reported: Collection[str]) -> str:
-    """The prompts to fit on, which may be neither in ``reported`` nor among those that the draft was trained on.
+    """Describe the prompts to fit on: none is in ``reported`` (keys), and the draft was trained on none of them.
 
     Raises ``TooFewError`` if they cannot be enough, unless ``evaluate.calibrate`` is null. ``job`` is None if the draft
     is not trained yet; then the config says whether it has a confidence head.
@@ -64,9 +64,8 @@ def calibration(ahead: Ahead, job: EvaluationJob | None, reported: Collection[st
         most = config.evaluate.max_new_tokens * sum(m["role"] == "user" for p in prompts for m in p.messages)
         check_rounds(most, len(prompts), config.data.name)  # every round emits at least one token
     except TooFewError as error:
-        if (
-            config.evaluate.calibrate or job is None
-        ):  # before the training, the user can still hold out more prompts
+        # Before the training, the user can still hold out more prompts.
+        if config.evaluate.calibrate or job is None:
             raise
         return f"the draft will not be calibrated: {error}"
     return f"{len(prompts)} held-out prompts of {config.data.name}"

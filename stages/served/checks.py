@@ -1,4 +1,4 @@
-"""Preflight of an evaluation of a running server: the servers, the draft they serve, the benchmarks."""
+"""The checks before a running server is evaluated: the servers, the draft that they serve, and the benchmarks."""
 
 from __future__ import annotations
 

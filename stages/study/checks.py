@@ -1,4 +1,4 @@
-"""Preflight of stage=study: its draft and policies, the SPS tables, its benchmarks."""
+"""The checks of stage=study before it begins: its draft and policies, the SPS tables and its benchmarks."""
 
 from __future__ import annotations
 
