@@ -136,7 +136,7 @@ def find(plan: CalibrationPlan, folder: Path, drafts: int, reported: Collection[
 
 
 def check_rounds(rounds: int, prompts: int, data: str) -> None:
-    """Raise ``TooFewError`` if there are fewer ``rounds`` than ``LEAST_ROUNDS``; the message names ``prompts`` and ``data``."""
+    """Raise ``TooFewError`` if there are fewer ``rounds`` than ``LEAST_ROUNDS``, and name ``prompts`` and ``data``."""
     if rounds < LEAST_ROUNDS:
         raise heldout.TooFewError(
             f"calibration: expected at least {LEAST_ROUNDS} rounds of held-out prompts, got {rounds} from {prompts} "
