@@ -52,7 +52,7 @@ class ClientConfig(AskingConfig):
 
 @dataclass
 class AnswersConfig:
-    """How the target answers the prompts. None in a sampling field: as the target's generation config."""
+    """How the target answers the prompts. A sampling field of None follows the target's generation config."""
 
     # hf: the target in this process; openai: a server; given: the answers in the data
     source: Annotated[str, one_of("hf", "openai", "given")] = MISSING
@@ -69,7 +69,7 @@ class AnswersConfig:
     openai: OpenAIConfig = field(default_factory=OpenAIConfig)
 
     def contradictions(self) -> Iterator[str]:
-        """What cannot be together in ``answers``."""
+        """Yield a message for each contradiction in ``answers``."""
         if self.source == "openai" and not self.openai.base_urls:
             yield "answers.openai.base_urls: expected at least one URL such as http://127.0.0.1:8000/v1, got none"
         for name in ("presence_penalty", "frequency_penalty"):

@@ -14,9 +14,8 @@ class VllmConfig:
     """vLLM in an environment of its own, for ``capture.source=vllm``."""
 
     python: str | None = None  # the interpreter of that environment; None: this one
-    timeout: Annotated[float, at_least(1)] = (
-        1800.0  # longest silence in seconds, also while vLLM loads the target
-    )
+    # longest silence in seconds, also while vLLM loads the target
+    timeout: Annotated[float, at_least(1)] = 1800.0
     options: dict[str, Any] = field(default_factory=dict)  # of vllm.LLM, such as gpu_memory_utilization
 
 
@@ -37,7 +36,7 @@ class CaptureConfig:
     top_k: Count = 64
 
     def contradictions(self) -> Iterator[str]:
-        """What cannot be together in ``capture``."""
+        """Yield a message for each contradiction in ``capture``."""
         if self.shard_tokens % self.chunk_tokens:
             yield (
                 f"capture.shard_tokens={self.shard_tokens}: expected a multiple of capture.chunk_tokens="

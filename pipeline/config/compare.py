@@ -13,7 +13,7 @@ from pipeline.config.rules import ANY_NUMBER, EACH_ONCE, Name
 
 @dataclass
 class FigureConfig:
-    """Accepted length against one key of the config, a line a drafter."""
+    """A figure of the accepted length against one key of the config, with one line for each drafter."""
 
     title: str = MISSING
     key: str = MISSING  # what is varied, for example drafter.depth
@@ -27,16 +27,16 @@ class FigureConfig:
 class CompareConfig:
     """Drafters trained on one cache with equal data and steps (stage=compare)."""
 
-    name: Name = "drafters"  # with the target's name that of the artifact
+    name: Name = "drafters"  # the artifact is named after the target and this
     # name -> the overrides that make it, for example [drafter=dflash, drafter.depth=2]
     drafters: dict[str, list[str]] = field(default_factory=dict)
     # drafters of the main table; ratios are to the first
     table: Annotated[list[str], EACH_ONCE] = field(default_factory=list)
-    table_overrides: list[str] = field(default_factory=list)  # of these only: more prompts, plain decoding
+    table_overrides: list[str] = field(default_factory=list)  # only for the drafters of the table
     figures: dict[str, FigureConfig] = field(default_factory=dict)
 
     def contradictions(self) -> Iterator[str]:
-        """What cannot be together in ``compare``."""
+        """Yield a message for each contradiction in ``compare``."""
         names = {"compare.table": self.table}
         names |= {
             f"compare.figures.{name}.drafters": figure.drafters for name, figure in self.figures.items()

@@ -35,7 +35,7 @@ class DataConfig:
     control_tokens: Annotated[str, one_of("keep", "reject")] = "keep"
 
     def contradictions(self, reads_sources: bool) -> Iterator[str]:
-        """What cannot be together in ``data``; ``reads_sources``: this run makes a cache from its sources."""
+        """Yield a message for each contradiction in ``data``. With ``reads_sources``, the run needs the sources."""
         if self.heldout + self.benchmark >= 1:
             yield (
                 f"data.heldout={self.heldout} and data.benchmark={self.benchmark}: expected a sum below 1, because the "

@@ -44,7 +44,7 @@ class LossConfig:
 
 @dataclass
 class InitConfig:
-    """What a new draft takes from the target beside the frozen embedding and head."""
+    """What a new draft starts from, besides the target's frozen embedding and head."""
 
     final_norm: bool = False  # copy the target's final norm
     layers: bool = False  # start the draft layers from the target's last ones
@@ -81,7 +81,7 @@ class DrafterConfig:
     init: InitConfig = field(default_factory=InitConfig)
 
     def contradictions(self, target: TargetConfig) -> Iterator[str]:
-        """What cannot be together in ``drafter``, or of it with ``target``."""
+        """Yield a message for each contradiction in ``drafter``, or between it and ``target``."""
         taps = target.num_taps if target.taps is None else len(target.taps)
         window, size = self.sliding_window, self.block_size
         fixed = ALGORITHMS[self.algorithm].fixed

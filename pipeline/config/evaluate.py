@@ -70,7 +70,7 @@ class EvaluateConfig:
     profile_repeats: Count = 7
 
     def contradictions(self, drafter: DrafterConfig, data: DataConfig, steps: Sequence[str]) -> Iterator[str]:
-        """What cannot be together in ``evaluate``, or of it with the confidences that ``drafter`` gives."""
+        """Yield a message for each contradiction in ``evaluate``, or between it and ``drafter`` or ``data``."""
         if {"evaluate", "study", "compare"} & set(steps) and not self.benchmarks:
             yield "evaluate.benchmarks: expected at least one benchmark, got none"
         yield from self._unknown_prompts()
@@ -87,7 +87,7 @@ class EvaluateConfig:
         if calibrates and trained_here and data.heldout == 0:
             yield (
                 "data.heldout=0: the calibration needs held-out prompts "
-                "(evaluate.calibrate=false leaves the calibration out)"
+                "(evaluate.calibrate=false skips the calibration)"
             )
 
     def _unknown_prompts(self) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pipeline.config.rules import EACH_ONCE, Name, one_of
 
 @dataclass
 class ExportConfig:
-    """Drafts in the layouts that engines load (stage=export), and drafts of others as artifacts (stage=import)."""
+    """Writes drafts in the layouts that engines load (stage=export); imports foreign drafts (stage=import)."""
 
     formats: Annotated[list[Annotated[str, one_of(*FORMATS)]], EACH_ONCE] = field(default_factory=list)
     name: Name | None = None  # of the artifact; None: the draft's name and the format
@@ -20,9 +20,8 @@ class ExportConfig:
     target: str | None = None
     # llama.cpp's convert_hf_to_gguf.py or its checkout: export=llama_cpp then writes GGUF files too
     converter: str | None = None
-    python: str | None = (
-        None  # interpreter that runs the converter (which imports sentencepiece); None: this one
-    )
+    # interpreter that runs the converter (which imports sentencepiece); None: this one
+    python: str | None = None
     outtype: Annotated[str, one_of("auto", "f32", "bf16", "f16")] = "auto"  # numbers in the GGUF files
     repo: str | None = None  # Hub repository of export=hub, owner/name
     push: bool = False  # upload to ``repo``; if false, nothing leaves this machine
@@ -30,7 +29,7 @@ class ExportConfig:
     license: str | None = None  # of the draft, for the model card
 
     def contradictions(self) -> Iterator[str]:
-        """What cannot be together in ``export``."""
+        """Yield a message for each contradiction in ``export``."""
         if not self.formats:
             yield f"export.formats: expected some of {', '.join(FORMATS)}, got none"
         if self.name is not None and len(self.formats) > 1:

@@ -1,4 +1,4 @@
-"""Keys that the config does not have: refused however they are written, with the key that was probably meant."""
+"""Refuses keys that the config does not have, and suggests the key that was probably meant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refuse_unknown(cfg: DictConfig, root: type) -> None:
 
 
 def _refuse(values: Any, hint: Any, key: str, root: type) -> None:
-    """Look through ``values``, which stand at ``key`` and are of the type ``hint``."""
+    """Refuse unknown keys in ``values``, which are at ``key`` and have the type ``hint``."""
     if dataclasses.is_dataclass(hint) and isinstance(values, dict):
         hints = get_type_hints(hint)
         for name, value in values.items():
@@ -52,7 +52,7 @@ def unknown(key: str, root: type) -> str:
     if any(get_origin(hint) is dict and key.startswith(f"{other}.") for other, hint in hints.items()):
         return f"{key}: expected +{key}=... for a key that is not there yet"
     known = list(hints)
-    # The key may be right but for its group, as lr is for train.lr.
+    # Only the group may be missing, as in lr for train.lr.
     same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
     near = same if len(same) == 1 else difflib.get_close_matches(key, known, n=1)
     return f"{key}: there is no such key" + (f"; did you mean {near[0]}?" if near else "")

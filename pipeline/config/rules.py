@@ -1,4 +1,4 @@
-"""What a value of the config may be: the rules that stand on the fields, and their check.
+"""Rules for the values of the config, and the check of every field against its rule.
 
 A rule is the metadata of an ``Annotated`` type, so that a field tells its range where it is defined:
 ``workers: Natural = 2``. Elements of lists and values of dicts are checked as well; None is always let through.
@@ -19,12 +19,12 @@ from data_specs.errors import UserError
 
 
 class ConfigError(UserError):
-    """A value, or a pair of values, that cannot be run; the message names the keys."""
+    """A value is not allowed, or values contradict each other; the message names the keys."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be, in the words of an error message, and the test of it."""
+    """A test of a value, and the text that an error message says was expected."""
 
     expected: str
     holds: Callable[[Any], bool]
@@ -88,7 +88,7 @@ def check_fields(values: object, prefix: str = "") -> None:
 
 
 def together(messages: Sequence[str]) -> str:
-    """A single message as it is, several as one text with a numbered line each."""
+    """A single message unchanged, or several as one text with a numbered line for each."""
     if len(messages) == 1:
         return messages[0]
     lines = "".join(f"\n  {number}. {message}" for number, message in enumerate(messages, 1))
@@ -109,7 +109,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _broken(key: str, hint: Any, value: Any) -> Iterator[str]:
-    """Messages about ``value``, held against ``hint``, the type of the field at ``key``."""
+    """Messages about ``value`` at ``key`` if it breaks a rule of ``hint``, the type of the field."""
     if value is None:
         return
     kind, inner = get_origin(hint), get_args(hint)

@@ -20,7 +20,7 @@ Policy = Annotated[
 
 @dataclass
 class StudyConfig:
-    """Policies under load, really served and simulated (stage=study). Prompts and sampler are those of ``evaluate``."""
+    """Measures and simulates policies under load (stage=study); ``evaluate`` gives the prompts and the sampler."""
 
     in_chain: bool = False  # stage=all ends with a study of the policies that its draft supports
     policies: Annotated[list[Policy], EACH_ONCE] = field(default_factory=list)
@@ -43,7 +43,10 @@ class StudyConfig:
     sla: list[Positive] = field(default_factory=lambda: [20.0, 40.0, 80.0])  # tokens/s/user
 
     def contradictions(self, steps: Sequence[str], calibrate: bool | None) -> Iterator[str]:
-        """What a study lacks. ``calibrate``: ``evaluate.calibrate``, or None for a draft without confidences."""
+        """Yield a message for each thing that a study lacks.
+
+        ``calibrate`` is ``evaluate.calibrate``, or None for a draft without confidences.
+        """
         if "study" not in steps or (len(steps) > 1 and not self.in_chain):
             return
         needed = ["policies", "concurrencies"]

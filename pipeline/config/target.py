@@ -13,14 +13,13 @@ from pipeline.config.rules import EACH_ONCE, NOT_EMPTY, Count, Name, Natural, at
 
 @dataclass
 class TargetConfig:
-    """The frozen model that is to be served faster."""
+    """The frozen model that a draft makes faster."""
 
     name: Name = MISSING  # short name, part of artifact names
     path: str = MISSING  # Hub id or local folder
     revision: str | None = None
-    adapter: str | None = (
-        None  # folder of a LoRA (peft) that is merged into the weights once, into the user's cache
-    )
+    # folder of a LoRA (peft); it is merged into the weights once, and the result is kept in the user's cache
+    adapter: str | None = None
     dtype: Annotated[str, one_of("float32", "bfloat16")] = "bfloat16"  # what the target computes in
     # decoder layers whose output is tapped (-1: embedding); None: spread evenly
     taps: Annotated[list[Annotated[int, at_least(-1)]], NOT_EMPTY, EACH_ONCE] | None = None
@@ -37,11 +36,11 @@ class TargetConfig:
 
     @property
     def rendering(self) -> Any:
-        """What the chat template is told, for fingerprints: ``thinking`` alone where there is no more."""
+        """The chat template's settings for fingerprints; ``thinking`` alone if there are no others."""
         return [self.thinking, self.template_kwargs] if self.template_kwargs else self.thinking
 
     def contradictions(self, answers_source: str, steps: Sequence[str]) -> Iterator[str]:
-        """What cannot be together in ``target``, or of it with the stage's ``steps``."""
+        """Yield a message for each contradiction in ``target``, or between it and the stage's ``steps``."""
         if not (self.path or self.package):
             yield "target.path: expected a Hub id or a folder, got nothing"
         if bool(self.package) != bool(self.gguf):

@@ -15,7 +15,7 @@ Beta = Annotated[float, Rule("a number of at least 0 and below 1", lambda value:
 class TrainConfig:
     """The optimisation of the draft."""
 
-    # The length of the run in one of them; neither, like no global_batch: chosen from the samples (train/schedule.py).
+    # Set at most one of steps and epochs. stages/train/schedule.py chooses both and global_batch if they are null.
     steps: Count | None = None
     epochs: Positive | None = None
     global_batch: Count | None = None  # sequences a step over all ranks
@@ -38,7 +38,7 @@ class TrainConfig:
     compile: bool = False
 
     def contradictions(self, deepspeed: DeepSpeedConfig) -> Iterator[str]:
-        """What cannot be together in ``train`` and ``deepspeed``."""
+        """Yield a message for each contradiction in ``train`` and ``deepspeed``."""
         if self.steps is not None and self.epochs is not None:
             yield f"train.steps and train.epochs: expected one of them, got {self.steps} and {self.epochs}"
         if deepspeed.stage == 0 and deepspeed.offload_optimizer:
@@ -47,7 +47,7 @@ class TrainConfig:
 
 @dataclass
 class DeepSpeedConfig:
-    """Passed on to DeepSpeed; ``extra`` is merged into its JSON last."""
+    """Settings of DeepSpeed; ``extra`` is merged into its JSON last."""
 
     stage: Annotated[int, one_of(0, 1, 2, 3)] = 1
     offload_optimizer: bool = False

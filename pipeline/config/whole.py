@@ -1,4 +1,4 @@
-"""The whole config: its groups and root keys, how it is registered, resolved and checked."""
+"""The whole config: its groups and root keys, and the functions that register, resolve and check it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StageConfig:
 
 @dataclass
 class TrackingConfig:
-    """Weights & Biases; the JSON lines of the run are the record whatever the mode."""
+    """Weights & Biases. In every mode, the run also writes its metrics as JSON lines."""
 
     mode: Annotated[str, one_of("offline", "online", "none")] = MISSING
     project: str = "draftline"
@@ -78,7 +78,7 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema known to Hydra as ``schema``, which conf/config.yaml starts from."""
+    """Register the schema with Hydra under the name ``schema``, on which conf/config.yaml builds."""
     node = OmegaConf.structured(Config)
     OmegaConf.set_struct(node.evaluate.files, False)  # evaluate.files.mine=... without a plus sign
     ConfigStore.instance().store(name="schema", node=node)
@@ -112,7 +112,7 @@ def section(config: Any) -> dict[str, Any]:
 def check(config: Config) -> None:
     """Check every value against its field's rule, then the keys against each other.
 
-    Raises ``ConfigError`` that names all keys whose values cannot be, or else all that cannot be together.
+    Raises ``ConfigError`` that names all keys whose values are not allowed, or else all keys that contradict.
     """
     check_fields(config)
     if found := list(_contradictions(config)):
@@ -139,7 +139,7 @@ def _contradictions(config: Config) -> Iterator[str]:
 
 
 def _contradictions_in_serving(config: Config) -> Iterator[str]:
-    """What cannot be together of ``engine`` and ``server``, or of them with what a running server decides itself."""
+    """Contradictions of ``engine`` and ``server``, and keys that have no effect on a running server."""
     engine, plain = config.engine, config.plain_server
     if (engine is None) != (config.server is None):
         yield (
@@ -164,7 +164,7 @@ def _contradictions_in_serving(config: Config) -> Iterator[str]:
 
 
 def _set_in_process(config: Config) -> list[str]:
-    """The keys that are set and act only where this process decodes."""
+    """The keys that are set although they only have an effect if this process decodes."""
     evaluate = config.evaluate
     given = {
         "evaluate.threshold": evaluate.threshold > 0,
