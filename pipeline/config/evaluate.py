@@ -25,7 +25,7 @@ from pipeline.config.rules import (
 )
 
 OWN = "own"  # the benchmark of the prompts that data.benchmark holds back
-# It is part of file names and metrics, where macro is the average.
+# The name is part of file names and metrics, in which macro is the average.
 NAME = Rule(
     "a name of letters, digits, - and _ (macro is taken)",
     lambda name: bool(re.fullmatch("(?!macro$)[A-Za-z0-9][A-Za-z0-9_-]*", name)),
@@ -51,11 +51,11 @@ class EvaluateConfig:
     top_p: TopP | None = None
     top_k: TopK | None = None
     min_p: MinP | None = None
-    # what a draft proposes at a temperature above 0: a draw at that temperature, or its mode; lossless both
+    # what a draft proposes at a temperature above 0: a draw at that temperature, or its mode; both are lossless
     draft_sampling: DraftSampling = "target"
     threshold: Share = 0.0  # a block ends before the first slot with a lower confidence
-    # fit temperatures of the confidences on held-out prompts; None: if the draft has a confidence head
-    # and enough rounds of them
+    # fit temperatures of the confidences on held-out prompts; None: only if the draft has a confidence head and
+    # the held-out prompts give enough rounds
     calibrate: bool | None = None
     calibration_prompts: Count = 64  # most prompts of the calibration, spread over data.sources
     sweep: bool = False  # also report what thresholds 0.0, 0.1 ... 0.9 would give

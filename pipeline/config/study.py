@@ -24,10 +24,10 @@ class StudyConfig:
 
     in_chain: bool = False  # stage=all ends with a study of the policies that its draft supports
     policies: Annotated[list[Policy], EACH_ONCE] = field(default_factory=list)
-    threshold: Share = 0.5  # of the policy threshold: the least confidence of a draft that is verified
+    threshold: Share = 0.5  # the policy threshold verifies only drafts of at least this confidence
     calibrated: bool = True  # use the draft's calibration.json, which stage=evaluate makes
     max_new_tokens: Annotated[int, at_least(2)] = 64  # of a request
-    # numbers of requests at a time that are really served
+    # numbers of concurrent requests that are really served
     concurrencies: Annotated[list[Count], EACH_ONCE] = field(default_factory=list)
     requests_per_slot: Count = 3  # a point has this many requests for each concurrent one ...
     least_requests: Count = 8  # ... and at least
@@ -39,7 +39,9 @@ class StudyConfig:
     simulated_concurrencies: Annotated[list[Count], EACH_ONCE] = field(default_factory=list)
     simulated_requests_per_slot: Count = 4
     simulated_prefill_tokens: Count = 8192  # prompt tokens a step
-    arrivals: list[Positive] = field(default_factory=list)  # Poisson loads: shares of fixed drafts' capacity
+    arrivals: list[Positive] = field(
+        default_factory=list
+    )  # Poisson loads, as shares of the capacity with fixed drafts
     sla: list[Positive] = field(default_factory=lambda: [20.0, 40.0, 80.0])  # tokens/s/user
 
     def contradictions(self, steps: Sequence[str], calibrate: bool | None) -> Iterator[str]:
