@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes of the disk that holds, or will hold, ``folder``."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free
 
 
 def sync(path: Path) -> None:

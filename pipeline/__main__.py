@@ -23,7 +23,7 @@ from pipeline.preflight import Ahead, Check, names_cache, problems, refuse, show
 from pipeline.store import listing
 from pipeline.store.artifacts import Artifact, Store
 from stages import preflight
-from stages.compare.variants import Comparison, composed_variants
+from stages.compare.variants import composed_variants
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 
@@ -82,7 +82,7 @@ def run_compare(config: Config, store: Store, made: dict[str, Artifact]) -> None
     """Target cache -> a draft and an evaluation for every variant -> comparison."""
     from stages.compare import run as compare
 
-    layout, cache = _layout(), _cache(config, made)
+    layout, cache = composed_variants(_task()), _cache(config, made)
 
     def make(variant: Config, parts: dict[str, Artifact]) -> None:
         run_train(variant, store, parts)
@@ -146,6 +146,11 @@ def run(config: Config, found: Mapping[str, list[Check]] | None = None) -> None:
     asked = found or {}
     if config.plan and any(asked.values()) and ranks.is_main():
         show([check for checks in asked.values() for check in checks])
+    if len(config.stage.steps) > 1 and not config.plan and ranks.is_main():
+        console.say(
+            f"{config.target.name}: {', then '.join(config.stage.steps)}. Everything is kept in {store.root}. You can "
+            "stop this at any moment; the same command goes on from there."
+        )
     for step in config.stage.steps:
         if config.plan and problems(asked.get(step, [])):
             console.say(
@@ -180,11 +185,6 @@ def _own(config: Config, store: Store, draft: Artifact | Path) -> Config:
         with_these = f"target={own.target.name} and data={own.data.name}"
         console.say(f"{with_these}, with which the draft was trained (the command line may name others)")
     return own
-
-
-def _layout() -> Comparison:
-    """The variants of a comparison, composed like this run, each with its own overrides."""
-    return composed_variants(_task())
 
 
 def _task() -> tuple[str, ...]:

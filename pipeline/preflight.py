@@ -5,13 +5,13 @@ The folder of each stage has a function ``checks(ahead)``; stages/preflight.py c
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from data_specs.errors import UserError
+from data_specs.files import free_bytes
 from data_specs.manifest import MANIFEST, read_manifest
 from pipeline import console
 from pipeline.config import Config
@@ -124,7 +124,7 @@ def checked(name: str, look: Callable[[], str], remedy: str = "") -> Check:
 def room(checks: Sequence[Check], root: Path) -> Check:
     """Check that the disk of ``root`` has room for the sum of ``least_bytes`` of ``checks``."""
     needed = sum(check.least_bytes for check in checks)
-    free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
+    free = free_bytes(root)
     found = f"at least {console.size(needed)} are needed, {console.size(free)} are free below {root}"
     remedy = "fewer prompts or taps and a smaller capture.max_length need less" if needed > free else ""
     return Check("room on the disk", "problem" if needed > free else "ok", found, remedy)

@@ -109,7 +109,10 @@ class Asking(Protocol):
 
 
 def render(tokenizer: Any, thinking: bool | None, prompt: Prompt, messages: list[Message]) -> list[int]:
-    """Ids of ``messages``, as in training. Raises ``ConfigError`` naming a prompt that the template refuses."""
+    """The token ids of ``messages``, rendered as for training.
+
+    Raises ``ConfigError`` naming a prompt that the template refuses.
+    """
     try:
         return render_prompt(tokenizer, messages, thinking, prompt.tools)
     except TemplateRefusal as error:

@@ -142,7 +142,7 @@ def trained(one: Evaluation) -> dict[str, int]:
 
 
 def trained_notes(one: Evaluation) -> list[Note]:
-    """A warning for every benchmark of ``trained``."""
+    """A warning for every benchmark that has prompts on which the draft was trained."""
     facts, notes = one.summary.facts, []
     for name, seen in trained(one).items():
         text = f"{name}: {facts.draft} was trained on {seen:,} of these {facts.prompts[name]:,} prompts. On prompts "

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_specs.files import free_bytes
 from pipeline.config import ConfigError
 from pipeline.console import duration, say, size, table
 from pipeline.prompts.rows import Message, Rejection
@@ -16,7 +17,7 @@ from pipeline.prompts.training import TrainingPrompt
 from pipeline.ranks import is_main, world_size
 from pipeline.target.files import device_of, read_config
 from stages.cache.answers_job import NO_EMBEDDING, AnswersJob, talk_of
-from stages.cache.forecast import cache_bytes, expected_seconds, free_bytes, spec_of
+from stages.cache.forecast import cache_bytes, expected_seconds, spec_of
 
 PLAN_SAMPLE = 500  # a plan counts the tokens of at most this many prompts
 TOKEN_BYTES = 10  # about the size of a token's id and text in a compressed Parquet file

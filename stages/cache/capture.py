@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from data_specs.answers import read_answers
+from data_specs.files import free_bytes
 from data_specs.manifest import fingerprint
 from data_specs.target_cache import SCHEMA_VERSION, CacheError, CacheSpec, segment_bytes, segment_name
 from pipeline import ranks
@@ -32,7 +33,7 @@ from pipeline.target import location
 from pipeline.target.group import TargetGroup
 from pipeline.target.model import States, Target
 from pipeline.target.tensors import check_same, load_tensors
-from stages.cache.forecast import free_bytes, spec_of
+from stages.cache.forecast import spec_of
 from stages.cache.plan import (
     COLUMNS,
     CapturePlan,

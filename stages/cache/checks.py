@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_specs.files import free_bytes
 from data_specs.manifest import canonical
 from pipeline import ranks
 from pipeline.config import Config, ConfigError, DataConfig, SourceConfig, section
@@ -19,7 +20,6 @@ from pipeline.prompts.training import TrainingPrompts, load_prompts
 from pipeline.target.files import device_of, end_ids, read_config, resolve_taps
 from stages.cache.answers_job import AnswersJob, answering_target, prepare, to_answer
 from stages.cache.answers_plan import forecast_cache, rendered
-from stages.cache.forecast import free_bytes
 
 ROWS = 5000  # read at most this many of each source, unless none of them can be used
 SAMPLE = 100  # render at most this many prompts

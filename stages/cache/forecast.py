@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,9 +48,3 @@ def expected_seconds(tokens: float, folder: Path, config: Config) -> float:
     float((left @ right).sum())
     rate = 2 * 1024**3 / (time.perf_counter() - started)
     return 2 * targets.parameter_count(folder) * tokens / (MODEL_SHARE * rate)
-
-
-def free_bytes(folder: Path) -> int:
-    """Free bytes of the disk that holds, or will hold, ``folder``."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free

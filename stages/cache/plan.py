@@ -11,11 +11,12 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from data_specs.files import free_bytes
 from data_specs.target_cache import SPLITS, CacheError, CacheSpec, segment_bytes
 from pipeline.config import CaptureConfig, Config, ConfigError
 from pipeline.console import duration, size, table
 from pipeline.states.samples import plan_segments
-from stages.cache.forecast import expected_seconds, free_bytes
+from stages.cache.forecast import expected_seconds
 
 COLUMNS = ("key", "split", "turn", "prompt_ids", "answer_ids")
 

@@ -160,7 +160,7 @@ def started(config: VllmConfig, beside: Path, environment: dict[str, str]) -> It
         try:
             yield worker
             worker.end()
-        except BaseException:
+        except BaseException:  # also an exit or Ctrl-C: the worker must not outlive this process
             worker.kill()
             for path in folder.glob("*"):
                 if path.name != LOG:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from data_specs.files import free_bytes
 from pipeline import console
 from pipeline.config import Config, TargetConfig
 from pipeline.target.model import Target
@@ -38,7 +38,7 @@ def show_plan(config: Config, layout: Comparison, costs: dict[str, Cost], root: 
     columns = ("variant", "steps", "training, about", "evaluating, at most", "draft")
     console.table(f"Plan of stage compare: {len(rows)} variants on {config.target.name}", columns, rows)
     training, size = sum(c.seconds for c in costs.values()), sum(c.size for c in costs.values())
-    free = shutil.disk_usage(next(p for p in (root, *root.absolute().parents) if p.exists())).free
+    free = free_bytes(root)
     console.say(
         f"{len(rows)} runs with {sum(c.steps for c in costs.values()):,} steps: about {console.duration(training)} of "
         f"training (from FLOPs and this machine's matmul speed) and at most {console.duration(evaluating)} of "

@@ -7,7 +7,6 @@ the calibration; after them, units answer again the prompts whose answers a thre
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from data_specs.evaluation import (
     read_rounds,
     write_rounds,
 )
+from data_specs.files import free_bytes
 from data_specs.results.summary import EvaluationFacts, read_summary
 from pipeline import console
 from pipeline.confidence.rounds import observe
@@ -305,7 +305,7 @@ def _show_plan(
     columns = ("benchmark", "prompts", "answers", "prompt tokens (first turn)", "new tokens, at most")
     console.table(f"Plan: evaluate {job.name} on {config.target.name}", columns, rows)
     ways = 2 if config.evaluate.baseline else 1
-    free = shutil.disk_usage(next(p for p in (store.root, *store.root.absolute().parents) if p.exists())).free
+    free = free_bytes(store.root)
     if config.evaluate.sweep:
         console.say("evaluate.sweep decodes changed answers again: at most nine times the benchmarks.")
     console.say(

@@ -69,7 +69,10 @@ class Asker:
     seed: int
 
     def render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> list[int]:
-        """Ids of ``messages`` as in training; raises ``ConfigError`` naming a prompt that the template refuses."""
+        """The token ids of ``messages``, rendered as for training.
+
+        Raises ``ConfigError`` naming a prompt that the template refuses.
+        """
         return render(self.tokenizer, self.thinking, prompt, messages)
 
     def room(self, ids: list[int]) -> int:

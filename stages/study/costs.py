@@ -1,4 +1,4 @@
-"""Seconds that the steps of the engine take, for simulations, and SPS(B) (steps per second), for the scheduler.
+"""What a step of the engine costs: its seconds, which simulations add up, and steps per second, which schedulers read.
 
 A step of r requests verifies B tokens (one anchor per request, and the scheduled drafts). Its ``context`` is the sum of
 the requests' positions before their anchors. Costs come from a table (data_specs/sps.py) or from steps that were timed

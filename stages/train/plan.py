@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from data_specs.draft import WEIGHTS
+from data_specs.files import free_bytes
 from data_specs.manifest import file_record
 from pipeline import console, ranks
 from pipeline.config import Config, ConfigError, InitConfig, section
@@ -286,7 +286,7 @@ def show_plan(setup: Setup) -> None:
             ("ranks x passes x sequences a pass", f"{count} x {sharing.micro_steps} x {sharing.micro_batch}"),
             ("one checkpoint", console.size(checkpoint_bytes(setup.trainable, stage))),
             ("checkpoints kept", f"{max(1, train.keep_checkpoints)}"),
-            ("free disk", console.size(shutil.disk_usage(setup.cache.path).free)),
+            ("free disk", console.size(free_bytes(setup.cache.path))),
             ("expected time", f"about {console.duration(seconds)} (estimate from FLOPs and matmul speed)"),
         ],
     )

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import tiny
 
+from data_specs.sps import locate
 from pipeline.drafts.folders.checkpoint import save
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -29,6 +30,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
         spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look for it
         spec.loader.exec_module(module)
         if name in ("loss", "train_step"):
             monkeypatch.setattr(module, "measure", once)
@@ -84,3 +86,9 @@ def test_batch(script, capsys: pytest.CaptureFixture[str], target_folder: Path, 
     sizes = ["--batch", "2", "--tokens", "3", "--prompts", "3", "--pairs", "1"]
     script("batch", "--draft", str(tmp_path), "--target", str(target_folder), *sizes).main()
     assert "batched / one at a time: " in capsys.readouterr().out
+
+
+def test_sps_roofline_makes_the_table_that_is_stored(script, tmp_path: Path) -> None:
+    made = tmp_path / "sps.json"
+    script("sps_roofline", str(made)).main()
+    assert made.read_text() == locate("h100_qwen3_4b").read_text()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from data_specs.files import rename_synced, written_whole
+from data_specs.files import free_bytes, rename_synced, written_whole
 from data_specs.manifest import MANIFEST, Manifest, write_json, write_manifest
 from data_specs.parquet import write_table
 from pipeline.store.artifacts import Store
@@ -110,3 +111,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         temporary.write_text("ne")
         raise OSError
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_the_free_bytes_of_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
+    """They are those of the disk that will hold it."""
+    assert abs(free_bytes(tmp_path / "a" / "b") - shutil.disk_usage(tmp_path).free) < 2**30

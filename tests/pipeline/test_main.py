@@ -34,6 +34,21 @@ def test_a_study_ends_a_chain_where_it_is_asked_for(monkeypatch, steps, in_chain
     assert made.get("study") == ("the study" if called else None)
 
 
+@pytest.mark.parametrize(
+    ("steps", "plan", "told"), [(["a", "b"], False, 1), (["a"], False, 0), (["a", "b"], True, 0)]
+)
+def test_the_first_screen_of_a_chain_names_its_steps_and_its_folder(
+    monkeypatch, capsys, tmp_path, steps, plan, told
+):
+    made = dict.fromkeys(steps, lambda config, store, made: made.update({str(len(made)): "an artifact"}))
+    monkeypatch.setattr(entry, "STEPS", made)
+    monkeypatch.setattr(entry.listing, "show_made", lambda made: None)
+    stage, target = SimpleNamespace(steps=steps), SimpleNamespace(name="tiny")
+    entry.run(SimpleNamespace(stage=stage, target=target, plan=plan, artifacts=tmp_path / "kept"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("tiny: a, then b.") == shown.count(str(tmp_path / "kept")) == told
+
+
 def test_the_quickstart_asks_for_it():
     schema.register()
     with initialize_config_dir(entry.CONF, version_base=None):

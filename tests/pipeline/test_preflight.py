@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from composing import composed
 
+from data_specs import files
 from data_specs.errors import UserError
-from pipeline import preflight
 from pipeline.preflight import Ahead, Check, LaterError, PreflightError, checked, refuse, room, show
 from pipeline.store.artifacts import ArtifactError
 
@@ -43,7 +43,7 @@ def test_each_line_has_its_mark(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_steps_together_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     steps = [Check("cache", "ok", "", least_bytes=600), Check("draft", "ok", "", least_bytes=400)]
     assert room(steps, tmp_path / "artifacts").state == "ok"
     assert room([*steps, Check("more", "ok", "", least_bytes=1)], tmp_path / "artifacts").state == "problem"

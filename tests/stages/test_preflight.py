@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hydra import initialize_config_dir
 
+from data_specs import files
 from pipeline import config as schema
 from pipeline.__main__ import CONF, main
 from pipeline.preflight import PreflightError
@@ -114,9 +115,8 @@ def test_several_problems_come_together(pipeline, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_found_by_the_sum_of_the_steps(pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline import preflight as model
 
-    monkeypatch.setattr(model.shutil, "disk_usage", lambda _: SimpleNamespace(free=500_000))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=500_000))
     done = pipeline("capture.max_length=511")
     assert done.code == 2 and "room on the disk" in done.error
 

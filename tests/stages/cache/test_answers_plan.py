@@ -6,12 +6,13 @@ import tiny
 from tiny_answers import TEXTS, config
 from tiny_errors import refused
 
+from data_specs import files
 from pipeline.config import (
     ConfigError,
 )
 from pipeline.prompts.chat import render_prompt
 from pipeline.store.artifacts import Store
-from stages.cache import answers, answers_plan, forecast
+from stages.cache import answers, answers_plan
 from stages.cache.answers import run_answers
 from stages.cache.answers_job import prepare
 
@@ -50,7 +51,7 @@ def test_the_plan_bounds_the_cache_and_names_the_free_disk(
 def test_a_cache_that_cannot_fit_is_refused_before_the_answers(
     tmp_path: Path, target_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, plan: bool
 ):
-    monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(answers, "_engine", lambda job: pytest.fail("answered"))
     with refused(ConfigError, f"artifacts={store.root}", "1.0 kB", 1000):
         run_answers(config(tmp_path, target_folder, plan=plan), store)
@@ -67,6 +68,6 @@ def test_a_cache_that_may_not_fit_is_a_warning(
     cfg = config(tmp_path, target_folder, plan=True)
     bounds = answers_plan.forecast_cache(prepare(cfg))
     free = int(bounds.least_bytes + bounds.most_bytes) // 2
-    monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     assert run_answers(cfg, store) is None
     assert "warning: the target cache may take up to" in capsys.readouterr().out

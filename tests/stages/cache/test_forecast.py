@@ -1,7 +1,5 @@
-from pathlib import Path
-
 from data_specs.target_cache import CacheSpec
-from stages.cache.forecast import cache_bytes, free_bytes
+from stages.cache.forecast import cache_bytes
 
 
 def test_bytes_grow_with_tokens_taps_and_width() -> None:
@@ -11,7 +9,3 @@ def test_bytes_grow_with_tokens_taps_and_width() -> None:
     states = 160 * (2 * 32 + 32) * 2  # tokens x (taps + final state) x bf16
     assert states < cache_bytes([100, 60], spec, segment_tokens=1000) < 1.3 * states + 20_000
     assert cache_bytes([100, 60], spec, 1000) < cache_bytes([100, 60, 60], spec, 1000)
-
-
-def test_free_bytes_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path / "not" / "yet") > 0

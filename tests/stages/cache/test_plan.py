@@ -5,11 +5,11 @@ import pytest
 from tiny_capture import ROWS, answers_of, config_of, plan_of, row_of, run
 from tiny_errors import refused
 
+from data_specs import files
 from data_specs.target_cache import CacheError
 from pipeline.config import ConfigError
 from pipeline.store.artifacts import Store
 from pipeline.target.model import Target
-from stages.cache import forecast
 from stages.cache.capture import run_capture
 from stages.cache.plan import check_positions, plan_batches
 
@@ -101,7 +101,7 @@ def test_plan_prints_and_does_nothing_else(
 def test_a_cache_that_does_not_fit_is_refused_before_it_starts(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(Target, "load", lambda *_: pytest.fail("the target was loaded"))
     with refused(CacheError, tmp_path, "39.3 kB", 39292, "1.0 kB", 1000):
         run(target_folder, tmp_path)
